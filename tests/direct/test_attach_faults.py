@@ -35,9 +35,8 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | fcntl.F_SE
 
 # Places of tables in the first module.
 ROW_WISE, COLUMN_WISE = 0, 2
-# Places of descriptors, of two modules and two owners.
-PAGE, FIRST, SECOND, OTHER_MODULES, DENSE = 0, 1, 2, 4, 6
-
+#: Name of a place among the descriptors, see `place_of`.
+Place = str
 Change = Callable[[Any, list[int]], tuple[Any, list[int]]]
 
 
@@ -64,10 +63,27 @@ def relay(source: str, change: Change) -> Callable[[socket.socket], None]:
     return answer
 
 
-def in_place_of(place: int, make: Callable[[int], int]) -> Change:
+def place_of(content: Any, name: Place) -> int:
+    """Returns where a descriptor is: of the page of the first module, of the index and the first
+    piece of its first or second owner, of the index of the second module, or of dense weights."""
+    first, second = content["modules"][0]["pieces"]
+    return {
+        "page": 0,
+        "index": 1,
+        "piece": 2,
+        "another piece": 3,
+        "index of rank 1": 2 + first,
+        "piece of rank 1": 3 + first,
+        "index of another module": 4 + first + second,
+        "dense weights": -1,
+    }[name]
+
+
+def in_place_of(name: Place, make: Callable[[int], int]) -> Change:
     """Puts another descriptor, made from the one that is there, in a place."""
 
     def change(content: Any, descriptors: list[int]) -> tuple[Any, list[int]]:
+        place = place_of(content, name)
         descriptors[place] = make(descriptors[place])
         return content, descriptors
 
@@ -82,8 +98,9 @@ def changed_text(act: Callable[[Any], Any]) -> Change:
     return change
 
 
-def exchanged(one: int, other: int) -> Change:
+def exchanged(*names: Place) -> Change:
     def change(content: Any, descriptors: list[int]) -> tuple[Any, list[int]]:
+        one, other = (place_of(content, name) for name in names)
         descriptors[one], descriptors[other] = descriptors[other], descriptors[one]
         return content, descriptors
 
@@ -125,46 +142,74 @@ def shard_text(content: Any, table: int, **changed: int) -> None:
 
 
 FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
-    "a device": (in_place_of(FIRST, null_device), ProtocolError, "not sealed, or too short"),
-    "a pipe": (in_place_of(SECOND, end_of_a_pipe), ProtocolError, "not sealed, or too short"),
-    "a device as the page": (in_place_of(PAGE, null_device), ProtocolError, "is not sealed"),
-    "a device as dense weights": (in_place_of(DENSE, null_device), ProtocolError, "not sealed"),
+    "a device": (in_place_of("index", null_device), ProtocolError, "not sealed, or too short"),
+    "a pipe": (in_place_of("piece", end_of_a_pipe), ProtocolError, "not sealed, or too short"),
+    "a device as the page": (in_place_of("page", null_device), ProtocolError, "is not sealed"),
+    "a device as dense weights": (
+        in_place_of("dense weights", null_device),
+        ProtocolError,
+        "not sealed",
+    ),
     "memory that others may write to": (
-        in_place_of(FIRST, lambda fd: memory(fd, seals=SEALS & ~fcntl.F_SEAL_WRITE)),
+        in_place_of("piece", lambda fd: memory(fd, seals=SEALS & ~fcntl.F_SEAL_WRITE)),
         ProtocolError,
         "not sealed, or too short",
     ),
     "memory that others may cut off": (
-        in_place_of(FIRST, lambda fd: memory(fd, seals=fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)),
+        in_place_of("index", lambda fd: memory(fd, seals=fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)),
         ProtocolError,
         "not sealed, or too short",
     ),
     "sealed memory that was cut off": (
-        in_place_of(FIRST, lambda fd: memory(fd, share=0.75)),
+        in_place_of("piece", lambda fd: memory(fd, share=0.75)),
         ProtocolError,
         "has no label",
     ),
     "sealed memory that is too long": (
-        in_place_of(FIRST, lambda fd: memory(fd, share=1.5)),
+        in_place_of("index", lambda fd: memory(fd, share=1.5)),
         ProtocolError,
         "has no label",
     ),
     "an empty file": (
-        in_place_of(SECOND, lambda fd: memory(fd, share=0.0)),
+        in_place_of("index of rank 1", lambda fd: memory(fd, share=0.0)),
         ProtocolError,
         "not sealed, or too short",
     ),
-    "segments of two owners exchanged": (
-        exchanged(FIRST, SECOND),
+    "a copy of a piece": (
+        in_place_of("piece", memory),
         ProtocolError,
-        r"is of rank 1 and version '.first forward.', not of rank 0 and version '.first forward.'",
+        "hands over another piece than its index lists",
     ),
-    "segments of two modules exchanged": (
-        exchanged(FIRST, OTHER_MODULES),
+    "pieces exchanged": (
+        exchanged("piece", "another piece"),
         ProtocolError,
         "has other shards",
     ),
-    "the page in the place of a segment": (exchanged(PAGE, FIRST), ProtocolError, "not sealed"),
+    "pieces of two owners exchanged": (
+        exchanged("piece", "piece of rank 1"),
+        ProtocolError,
+        "has other shards|is of rank 1",
+    ),
+    "a piece in the place of an index": (
+        exchanged("index", "piece"),
+        ProtocolError,
+        "has other shards",
+    ),
+    "indexes of two owners exchanged": (
+        exchanged("index", "index of rank 1"),
+        ProtocolError,
+        r"is of rank 1 and version '.first forward.', not of rank 0 and version '.first forward.'",
+    ),
+    "indexes of two modules exchanged": (
+        exchanged("index", "index of another module"),
+        ProtocolError,
+        "has other shards",
+    ),
+    "the page in the place of an index": (
+        exchanged("page", "index"),
+        ProtocolError,
+        "not sealed",
+    ),
     "another version": (
         changed_text(lambda content: content.update(version="2")),
         ProtocolError,
@@ -173,17 +218,27 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
     "too few descriptors": (
         lambda content, descriptors: (content, descriptors[:-1]),
         ProtocolError,
-        "announces 7 descriptors and hands 6 over",
+        r"announces \d+ descriptors and hands \d+ over",
     ),
     "other sizes": (
         changed_text(lambda content: module_text(content, sizes=[1 << 20, 1 << 20])),
         ProtocolError,
-        r"take 1048576 bytes, but what was announced has",
+        r"hands over tables of 'bags' in \[.*\] pieces, which have \[",
+    ),
+    "another number of pieces": (
+        changed_text(lambda content: module_text(content, pieces=[1 << 20, 1])),
+        ProtocolError,
+        "announces 10485.. descriptors",
+    ),
+    "pieces of one owner": (
+        changed_text(lambda content: module_text(content, pieces=[3])),
+        ProtocolError,
+        "has the pieces of 1 owners, not of 2",
     ),
     "shards outside their segments": (
         changed_text(lambda content: module_text(content, sizes=[4096, 4096])),
         ProtocolError,
-        "has a shard of table 't0' at bytes",
+        "has a shard of table 't1' at bytes",
     ),
     "another digest": (
         changed_text(lambda content: module_text(content, digest="00" * 32)),
@@ -300,7 +355,7 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
         r"its modules are \['bags', 'rows', 'bags'\]",
     ),
     "an owner more": (
-        changed_text(lambda content: module_text(content, sizes=[4096] * 3)),
+        changed_text(lambda content: module_text(content, sizes=[4096] * 3, pieces=[1] * 3)),
         ProtocolError,
         "different numbers of owners",
     ),

@@ -213,7 +213,7 @@ def announce_others(rank: int) -> None:
             with pytest.raises(ProtocolError, match=text):
                 tables.open(0, 2, "2")
         pid, descriptor, device, inode, size = no_index.address
-        tables.page.record(0, 2, "2", (pid, descriptor, device, inode + 1, size))
+        tables.page.record(0, 2, "2", (pid, descriptor, device, inode + 1_000_000, size))
         with pytest.raises(BLSError, match="not there any more"):
             tables.open(0, 2, "2")
     assert check(model, batches, expected, 0) == 1

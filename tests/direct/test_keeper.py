@@ -13,6 +13,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
 from tests.direct import nodes
+from tests.direct.forked import fork
 from tests.direct.nodes import DEADLINE, FLOAT, Node, NodeFailedError, Nodes
 from torchrec_bls import keeper
 from torchrec_bls.direct.keeping import keeper as keeping
@@ -110,6 +111,27 @@ def test_a_keeper_that_closes_gives_its_place_to_another_process(tmp_path: Path)
         assert processes.call("second", keep, None)
         processes.call("second", publish, 2)
         processes.call("first", nodes.go_over, 2)
+
+
+def close_in_child(node: Node) -> None:
+    kept(node).close()
+    nodes.check(node, 1)
+    with pytest.raises(ValueError, match="this process was forked from process"):
+        kept(node).publish(node.served.weights_of(2), version="2")
+
+
+def test_a_child_that_a_keeper_has_forked_is_a_reader(tmp_path: Path) -> None:
+    """It keeps neither the lock nor the socket, and the successor takes the tables over from it."""
+    with processes_of(tmp_path, FLOAT, "first", "second") as processes:
+        processes.call("first", keep, 1)
+        fork(processes, "first", "child")
+        processes.call("child", close_in_child)
+        with pytest.raises(NodeFailedError, match=r"process \d+ keeps tables at"):
+            processes.call("second", keep, None)
+        processes.kill("first")
+        assert processes.call("second", keep, None)
+        processes.call("second", publish, 3)
+        processes.call("child", nodes.go_over, 3)
 
 
 def test_a_stopped_keeper_keeps_its_place(tmp_path: Path) -> None:
@@ -258,6 +280,12 @@ def build_means() -> nn.Module:
     return Model()
 
 
+def build_on_meta() -> nn.Module:
+    model = build_means()
+    model.dense = nn.Linear(1, 1, device="meta")
+    return model
+
+
 def test_results_are_those_of_the_unsharded_module(tmp_path: Path) -> None:
     """The features are in the batch in another order than in the module."""
     unsharded = build_means()
@@ -293,5 +321,9 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
             keeper(build_means, wrong, path)
     with pytest.raises(ValueError, match="has no EmbeddingBagCollection"):
         keeper(lambda: nn.Linear(1, 1), weights, path)
+    with pytest.raises(ValueError, match="the model is itself a collection"):
+        keeper(lambda: build_means().bags, weights, path)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match=r"\['dense.bias', 'dense.weight'\] are on the device"):
+        keeper(build_on_meta, weights, path)
     with keeper(build_means, weights, path) as made:
         assert not made.took_over

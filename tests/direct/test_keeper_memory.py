@@ -85,4 +85,4 @@ def test_float_tables_are_not_in_its_own_memory(tmp_path: Path, name: str) -> No
         weights = torch.full((ROWS, DIM), float(number))
         torch.save({"bags.embedding_bags.t.weight": weights}, tmp_path / f"{number}.pt")
     for growth in run(1, keep, name, str(tmp_path), backend=None)[0]:
-        assert growth < FLOAT_BYTES / 2, f"{growth / MIB:.0f} MiB"
+        assert growth < 0.75 * FLOAT_BYTES, f"{growth / MIB:.0f} MiB"

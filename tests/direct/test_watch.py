@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchrec_bls import Keeper, Watch, keeper, watch
 from torchrec_bls.direct.arguments import check_version
 from torchrec_bls.direct.keeping.checkpoint_weights import version_of_checkpoint
 from torchrec_bls.direct.keeping.watch import order_of
+from torchrec_bls.errors import RendezvousError
 
 SECOND = 10**9
 # No thread looks a second time in a test: the test says when.
@@ -154,6 +156,7 @@ def write_bad(path: Path, **changed: Any) -> None:
 
 
 TABLE = "bags.embedding_bags.t.weight"
+MORE = "bags.embedding_bags.more.weight"
 
 
 @pytest.mark.parametrize(
@@ -162,9 +165,11 @@ TABLE = "bags.embedding_bags.t.weight"
         (lambda path: write_bad(path, **{TABLE: None}), f"has no '{TABLE}'"),
         (lambda path: write_bad(path, **{TABLE: torch.zeros(5, 3)}), r"shape \[5, 3\]"),
         (lambda path: write_bad(path, **{TABLE: torch.zeros(5, 4).double()}), "float64"),
+        (lambda path: write_bad(path, **{TABLE: torch.full((5, 4), nan)}), f"'{TABLE}' has NaN"),
+        (lambda path: write_bad(path, **{MORE: torch.zeros(5, 4)}), r"it has tables \['more'\]"),
         (lambda path: write_bad(path, **{"dense.bias": None}), "has no 'dense.bias'"),
     ],
-    ids=["no table", "shape", "dtype", "no dense weight"],
+    ids=["no table", "shape", "dtype", "NaN", "more tables", "no dense weight"],
 )
 def test_bad_ones_change_nothing(
     kept: Keeper,
@@ -190,6 +195,26 @@ def test_bad_ones_change_nothing(
     shutil.rmtree(folder / "bad")
     write(folder / "bad", 7, 300)
     assert watched.look() and shown(kept) == 7 and watched.problem == ""
+
+
+def test_a_lack_of_memory_may_pass(
+    kept: Keeper, folder: Path, watched: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing about the checkpoint, which is tried again although no file changes."""
+    write(folder / "a", 1, 100)
+    lacks = [True, True, False]
+    publish = kept.publish
+
+    def publish_in_memory(checkpoint: Any, **named: Any) -> Any:
+        if lacks.pop(0):
+            raise RendezvousError("no memory for both versions")
+        return publish(checkpoint, **named)
+
+    monkeypatch.setattr(kept, "publish", publish_in_memory)
+    for failed in (1, 2):
+        assert not watched.look() and watched.failed == failed
+        assert "no memory for both versions" in watched.problem and shown(kept) == 0
+    assert watched.look() and watched.problem == "" and shown(kept) == 1
 
 
 def test_what_is_not_complete_is_left_out(

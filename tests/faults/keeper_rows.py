@@ -129,5 +129,12 @@ KEEPER = [
             ("a reader that holds an old version", "batch", 0),
         )
     ),
-    replace(_killed, name="a keeper and its readers", fault=Nothing(), end=None, exit_code=0),
+    replace(
+        _killed,
+        name="a keeper and its readers",
+        fault=Nothing(),
+        moment="publish",
+        end=None,
+        exit_code=0,
+    ),
 ]

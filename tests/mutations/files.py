@@ -11,7 +11,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import torch
 from torchrec_bls.sharding.calibration.configurations import (
     LookupConfiguration,
     TableConfiguration,
@@ -31,14 +33,18 @@ from torchrec_bls.sharding.problem.plan_file import read_plan, save_plan
 from torchrec_bls.sharding.problem.tables import PlacedShard, PlacedTable, Table
 
 from tests.analysis import sampled
+from tests.checkpoints.files import write_distributed, write_safetensors, write_torch_file
 from tests.observe.traces.gloo_jobs import GlooJob
 from tests.overlap import plans
 from tests.sharding.synthetic import small_profile
 from torchrec_bls import CodecConfig
 from torchrec_bls.analysis.samples import Samples
+from torchrec_bls.checkpoints import open_checkpoint
 from torchrec_bls.cli.main import run
+from torchrec_bls.direct.keeping.tables_file import read_tables_file
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
+from torchrec_bls.direct.owner_part import Facts, IndexRecord, PieceRecord
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.observe.traces.execution_trace import read_execution_trace
 from torchrec_bls.overlap.bucket_plan import load_plan
@@ -198,14 +204,14 @@ def _manifest(folder: Path) -> Path:
     tables = [OfferedTable(layout, [4096, 4096], ["f"], "SUM")]
     form = {"names": ["f"], "kernel_means": [], "division": None}
     module = OfferedModule(
-        *("bags", False, True, False, "raise", form, tables, [8192, 8192]),
+        *("bags", False, True, False, "raise", form, tables, [8192, 8192], [1, 1]),
         *("torch.float32", True, digest_of([layout]).hex()),
     )
     rows = TableLayout("u", 10, 8, "INT8", layout.shards)
     output = {"output": "torch.float32", "row_alignment": 16, "with_ids": False}
     stored = OfferedModule(
         *("rows", True, True, False, "refuse", output, [OfferedTable(rows, [], ["f"], "SUM")]),
-        *([8192, 8192], "torch.uint8", True, "00" * 32),
+        *([8192, 8192], [2, 1], "torch.uint8", True, "00" * 32),
     )
     path = folder / "manifest.json"
     modules = [module, stored]
@@ -213,10 +219,74 @@ def _manifest(folder: Path) -> Path:
     return path
 
 
+def _tables_file(folder: Path) -> Path:
+    layout = TableLayout("t", 10, 8, "FP32", (Shard(0, 0, 10, 0, 8),))
+    module = OfferedModule(
+        name="bags",
+        quantized=False,
+        pooled=True,
+        weighted=False,
+        bad_ids="refuse",
+        form={"names": ["f"], "kernel_means": [], "division": None},
+        tables=[OfferedTable(layout, [0], ["f"], "SUM")],
+        sizes=[320],
+        pieces=[1],
+        dtype="torch.float32",
+        huge_pages=False,
+        digest=digest_of([layout]).hex(),
+    )
+    path = folder / "keeper.tables"
+    content = {
+        "manifest": Manifest("host", "step 3", 3, [module]).as_json(),
+        "pages": [[1, 2, 3, 4, 4096]],
+        "indexes": [[1, 2, 3, 5, 8192]],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
 def _read_manifest(path: Path) -> None:
     where = str(path)
     content = decode(read_bytes(path), object, where, "install one version", ProtocolError)
     assert Manifest.from_json(content, where).descriptors > 0
+
+
+def _index(folder: Path) -> Path:
+    address = (1, 2, 3, 4, 8192)
+    pieces = [PieceRecord(address, "step 2", "0a" * 64), PieceRecord(address, "step 3", "")]
+    path = folder / "index.json"
+    path.write_bytes(msgspec.json.encode(IndexRecord(pieces, Facts(1.7e9, 0.5, 4096, 4096))))
+    return path
+
+
+def _read_index(path: Path) -> None:
+    decode(read_bytes(path), IndexRecord, str(path), "install one version", ProtocolError)
+
+
+def _tensors() -> dict[str, torch.Tensor]:
+    return {"t": torch.ones(3, 2), "u": torch.ones(2, dtype=torch.float16), "s": torch.tensor(1)}
+
+
+def _torch_file(folder: Path) -> Path:
+    return write_torch_file(folder, _tensors())
+
+
+def _safetensors(folder: Path) -> Path:
+    return write_safetensors(folder, _tensors())
+
+
+def _metadata(folder: Path) -> Path:
+    return write_distributed(folder, _tensors()) / ".metadata"
+
+
+def _blocks(folder: Path) -> Path:
+    return write_distributed(folder, _tensors()) / "__0_0.distcp"
+
+
+def _read_checkpoint(path: Path) -> None:
+    with open_checkpoint(path) as checkpoint:
+        for rows in checkpoint.values():
+            rows.whole()
 
 
 def _trace(folder: Path) -> Path:
@@ -281,6 +351,12 @@ KINDS = {
     "samples": Kind(_samples, _read_samples),
     "batch of samples": Kind(_batch, _read_samples),
     "manifest": Kind(_manifest, _read_manifest),
+    "index": Kind(_index, _read_index),
+    "tables of a keeper": Kind(_tables_file, read_tables_file),
+    "torch file": Kind(_torch_file, _read_checkpoint),
+    "safetensors": Kind(_safetensors, _read_checkpoint),
+    "metadata of a checkpoint": Kind(_metadata, lambda path: _read_checkpoint(path.parent)),
+    "blocks of a checkpoint": Kind(_blocks, lambda path: _read_checkpoint(path.parent)),
     "trace": Kind(_trace, _read_trace),
     "packed trace": Kind(_packed_trace, _read_trace),
     "trace of channels": Kind(_channel_trace, _read_trace),

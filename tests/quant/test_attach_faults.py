@@ -13,8 +13,6 @@ from torchrec_bls import attach
 from torchrec_bls.errors import ProtocolError
 
 DEADLINE = 30.0
-# Places of descriptors of the first module and two owners.
-FIRST, SECOND = 1, 2
 
 
 def layout_text(content: Any, **changed: Any) -> None:
@@ -48,18 +46,18 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
         ProtocolError,
         "the shards of table 'b0' are not its rows",
     ),
-    "segments that are too short": (
+    "sizes that are too small": (
         changed_text(lambda content: module_text(content, sizes=[4096, 4096])),
         ProtocolError,
-        "has rows of tables .* up to byte",
+        "has .* bytes of tables .*, but it has announced 4096",
     ),
-    "segments that are longer": (
+    "larger sizes": (
         changed_text(lambda content: module_text(content, sizes=[1 << 20, 1 << 20])),
         ProtocolError,
-        r"take 1048576 bytes, but what was announced has",
+        "has .* bytes of tables .*, but it has announced 1048576",
     ),
-    "segments of two owners exchanged": (
-        exchanged(FIRST, SECOND),
+    "indexes of two owners exchanged": (
+        exchanged("index", "index of rank 1"),
         ProtocolError,
         "is of rank 1 and version",
     ),

@@ -130,10 +130,10 @@ def test_bytes_of_an_owner_are_made_in_steps(size: int, owners: int, row_wise: b
             for i, begin in enumerate(begins)
         ]
     placed = PlacedRows.of(lookups.tables, shards, False)
-    longest = {
-        table.row_bytes: max(1, size // max(table.row_bytes, 4 * table.columns))
+    longest = max(
+        table.row_bytes * max(1, size // max(table.row_bytes, 4 * table.columns))
         for table in lookups.tables
-    }
+    )
     with patch.object(steps, "_STEP", size):
         segments = [
             torch.zeros(placed.size_of(owner), dtype=torch.uint8) for owner in range(owners)

@@ -93,10 +93,10 @@ class Files:
             rest, begin = memory[done:], at + done
             count = _called(path, lambda: os.preadv(file.descriptor, [rest], begin))  # noqa: B023
             if not count:
+                size = os.fstat(file.descriptor).st_size
                 raise ValueError(
-                    f"{path} ends at byte {at + done}, within {what}, which needs "
-                    f"{len(memory) - done} bytes more: the file is cut off; write the checkpoint "
-                    "again"
+                    f"{path} ends at byte {size}, but {what} at byte {at + len(memory)}: the file "
+                    "is cut off; write the checkpoint again"
                 )
             done += count
         self._check_unchanged(path, os.fstat(file.descriptor))

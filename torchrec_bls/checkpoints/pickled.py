@@ -103,8 +103,8 @@ class _Machine:
                 self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
             elif name.endswith("GET"):
                 self.stack.append(self.memo[argument])
-            elif name == "STOP":
-                return self.stack.pop()
+            elif name == "STOP" and self.stack[-1] is not _MARK:
+                return self.stack[-1]
             elif name not in ("PROTO", "FRAME"):
                 self._step(name, argument)
         raise ValueError("no end")

@@ -1,10 +1,11 @@
 """Tensors of a checkpoint whose rows are read from files when they are asked for."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,17 +13,20 @@ import torch
 from torchrec_bls.checkpoints.files import Files
 
 _Sizes = tuple[int, ...]
+# Values of whole bytes: not quantized, nor of few bits.
+_OF_BYTES = re.compile(r"bool|u?int(8|16|32|64)|b?float(8_\w+|16|32|64)|complex(64|128)")
 #: Dtypes by the names that torch gives them.
 DTYPES = {
     name: dtype
     for name, dtype in vars(torch).items()
-    if isinstance(dtype, torch.dtype) and not name.startswith(("q", "bits", "float4"))
+    if isinstance(dtype, torch.dtype) and _OF_BYTES.fullmatch(name)
 }
 _MOST_BYTES = 2**63 - 1
 # Of a tensor's rows and columns between the borders of its blocks, which are compared one by one.
 _MOST_CELLS = 10_000_000
 
 
+@runtime_checkable
 class Rows(Protocol):
     """An entry of a checkpoint: a tensor whose rows can be read.
 
@@ -144,7 +148,7 @@ class StoredRows:
         self._blocks = sorted(
             (block for block in blocks if math.prod(block.shape)), key=lambda block: block.offsets
         )
-        if bytes_of(shape, dtype) > _MOST_BYTES:
+        if bytes_of(tuple(max(1, size) for size in shape), dtype) > _MOST_BYTES:
             raise ValueError(f"{where} has the shape {list(shape)}, more than a file can have")
         _check_cover(where, shape, self._blocks)
 
@@ -154,17 +158,20 @@ class StoredRows:
             raise ValueError(
                 f"{self.where} has the shape {list(self.shape)}, and so no rows {first} to {end}"
             )
+        asked = [
+            (block, self._found(block))
+            for block in self._blocks
+            if max(first, block.offsets[0]) < min(end, block.offsets[0] + block.shape[0])
+        ]
+        # Only now, since what is found bounds it.
         out = torch.empty(end - first, *self.shape[1:], dtype=self.dtype)
-        for block in self._blocks:
+        for block, values in asked:
             begin = max(first, block.offsets[0])
             stop = min(end, block.offsets[0] + block.shape[0])
-            if begin < stop:
-                inner = zip(block.offsets[1:], block.shape[1:], strict=True)
-                place = slice(begin - first, stop - first), *(slice(o, o + n) for o, n in inner)
-                what = f"rows {begin} to {stop} of {self.where}"
-                self._found(block).read_into(
-                    out[place], begin - block.offsets[0], self._files, what
-                )
+            inner = zip(block.offsets[1:], block.shape[1:], strict=True)
+            place = slice(begin - first, stop - first), *(slice(o, o + n) for o, n in inner)
+            what = f"rows {begin} to {stop} of {self.where}"
+            values.read_into(out[place], begin - block.offsets[0], self._files, what)
         return out
 
     def whole(self) -> torch.Tensor:

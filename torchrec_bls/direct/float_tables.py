@@ -44,7 +44,7 @@ class FloatTables(SharedTables):
         """See SharedTables."""
         return [self._range_of(layout, shard) for layout, shard in self._shards_of(owner)]
 
-    def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
+    def _content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """See SharedTables. Tables are whole, or ShardedTensors with the owner's shards."""
         runs = []
         for layout, shard in self._shards_of(owner):

@@ -1,32 +1,14 @@
 """Rows of new weights, from a table's entry in a state dict."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
+from torchrec_bls.checkpoints import Checkpoint, Rows
 from torchrec_bls.direct.layout import Shard, TableLayout
-
-
-@runtime_checkable
-class Rows(Protocol):
-    """Rows that are read when they are needed.
-
-    Attributes:
-        shape: shape of all rows.
-        dtype: their dtype.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def read(self, first: int, end: int) -> torch.Tensor:
-        """Returns the rows [first, end), contiguous, in memory of their own.
-
-        Raises:
-            ValueError: they can't be read.
-        """
 
 
 def rows_read(name: str, value: torch.Tensor | Rows, first: int, end: int) -> torch.Tensor:
@@ -123,6 +105,83 @@ def check_is_dense(name: str, value: Any) -> None:
     if value.is_meta or value.layout is not torch.strided:
         kind = "on the device 'meta'" if value.is_meta else f"of the layout {value.layout}"
         raise ValueError(f"'{name}' is {kind}, but must have all its values in memory")
+
+
+@contextmanager
+def named_source(state_dict: Mapping[str, Any] | None) -> Iterator[None]:
+    """Has each ValueError say which checkpoint was read, if one was."""
+    try:
+        yield
+    except ValueError as error:
+        path = str(state_dict.path) if isinstance(state_dict, CheckpointWeights) else ""
+        if path in str(error):
+            raise
+        raise ValueError(f"checkpoint {path}: {error}") from error
+
+
+class CheckpointWeights(Mapping[str, Any]):
+    """The entries of a checkpoint by their names in the state dict of a model.
+
+    Args:
+        checkpoint: checkpoint of the model, or of a part of it.
+
+    Attributes:
+        path: path of the checkpoint.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.path = checkpoint.path
+        self._checkpoint = checkpoint
+        self._prefix = ""
+        self._outside: Mapping[str, Any] = {}
+
+    def of_part(self, prefix: str, outside: Mapping[str, Any]) -> "CheckpointWeights":
+        """Returns the entries of a whole model.
+
+        Args:
+            prefix: prefix of the names in it of the part that the checkpoint is of.
+            outside: entries outside of the part.
+        """
+        weights = CheckpointWeights(self._checkpoint)
+        weights._prefix, weights._outside = prefix, outside
+        return weights
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._outside:
+            return self._outside[name]
+        if not name.startswith(self._prefix):
+            raise KeyError(name)
+        return self._checkpoint[name.removeprefix(self._prefix)]
+
+    def __contains__(self, name: object) -> bool:
+        # Entries of other kinds are there, and can't be read.
+        return name in self._outside or (
+            isinstance(name, str)
+            and name.startswith(self._prefix)
+            and name.removeprefix(self._prefix) in self._checkpoint
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._outside
+        for name in self._checkpoint:
+            yield f"{self._prefix}{name}"
+
+    def __len__(self) -> int:
+        return len(self._outside) + len(self._checkpoint)
+
+    def check_has_no_more(self, prefix: str, tables: Collection[str]) -> None:
+        """Raises ValueError if the checkpoint has other tables as well.
+
+        Args:
+            prefix: prefix of the tables' names.
+            tables: names of the tables.
+        """
+        given = {name[len(prefix) :].partition(".")[0] for name in self if name.startswith(prefix)}
+        if more := sorted(given - set(tables)):
+            raise ValueError(
+                f"it has tables {more} in '{prefix[:-1]}', which the model lacks: publish a "
+                "checkpoint of the same model"
+            )
 
 
 def entry_of(state_dict: Mapping[str, Any], key: str) -> Any:

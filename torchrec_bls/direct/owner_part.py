@@ -48,18 +48,46 @@ class Label(NamedTuple):
         return Label(self.owner, version, piece.digest(self.layout))
 
 
-class _PieceRecord(Record):
+class PieceRecord(Record):
+    """A piece, as an index lists it.
+
+    Attributes:
+        address: its address.
+        version: version that made it.
+        digests: digests of its steps, in hexadecimal digits, one behind the other.
+    """
+
     address: Address
     version: str
     digests: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})*$")]
 
 
-class _IndexRecord(Record):
-    pieces: list[_PieceRecord]
+class Facts(Record):
+    """The facts of a publication, of one owner and module.
+
+    Attributes:
+        published: when its tables were made, in seconds since the epoch.
+        seconds: how long that took.
+        bytes_written: bytes of the pieces that were made for it.
+        bytes_reused: bytes of the pieces that an earlier version had made.
+    """
+
     published: Amount
     seconds: Amount
     bytes_written: Whole
     bytes_reused: Whole
+
+
+class IndexRecord(Record):
+    """What an index lists.
+
+    Attributes:
+        pieces: the pieces by number.
+        facts: facts of the publication.
+    """
+
+    pieces: list[PieceRecord]
+    facts: Facts
 
 
 class HeldPiece(NamedTuple):
@@ -89,20 +117,14 @@ class OwnerPart:
         index: its index.
         index_end: place after the index, where dense weights may follow.
         pieces: its pieces by number.
-        published: when it was made, in seconds since the epoch.
-        seconds: how long that took.
-        bytes_written: bytes of the pieces that were made for it.
-        bytes_reused: bytes of the pieces that an earlier version had made.
+        facts: facts of its publication.
     """
 
     label: Label
     index: _native.TableSegment
     index_end: int
     pieces: tuple[HeldPiece, ...]
-    published: float
-    seconds: float
-    bytes_written: int
-    bytes_reused: int
+    facts: Facts
 
     @classmethod
     def make(
@@ -139,19 +161,12 @@ class OwnerPart:
                 reused += piece.size
             else:
                 written += piece.size
-        record = _IndexRecord(
-            [
-                _PieceRecord(each.segment.address, each.version, _told(each.digests))
-                for each in held
-            ],
-            time.time(),
-            time.monotonic() - begin,
-            written,
-            reused,
-        )
-        index, end = _index_of(label, record, dense)
-        facts = (record.published, record.seconds, record.bytes_written, record.bytes_reused)
-        return cls(label, index, end, tuple(held), *facts)
+        listed = [
+            PieceRecord(each.segment.address, each.version, _told(each.digests)) for each in held
+        ]
+        facts = Facts(time.time(), time.monotonic() - begin, written, reused)
+        index, end = _index_of(label, IndexRecord(listed, facts), dense)
+        return cls(label, index, end, tuple(held), facts)
 
     @classmethod
     def of(
@@ -195,8 +210,7 @@ class OwnerPart:
                     f"{_CURE}"
                 )
             held.append(HeldPiece(segment, each.version, _digests_in(each.digests)))
-        facts = (record.published, record.seconds, record.bytes_written, record.bytes_reused)
-        part = cls(label, index, end, tuple(held), *facts)
+        part = cls(label, index, end, tuple(held), record.facts)
         part.dense_weights()
         return part
 
@@ -258,16 +272,18 @@ def _made(
 
     in_order = steps()
     different = next((each for each in in_order if not is_old()), None)
-    if different is None and old is not None and len(digests) == len(old.digests):
+    if different is None and old is not None:
         return old
+    has_old_steps = len(digests) > 1
 
     def parts() -> Iterator[tuple[torch.Tensor, int]]:
+        if different is None:
+            return
         pages = None if old is None else _bytes_of(old.segment)
-        first = piece.offset
-        end = piece.segment_bytes if different is None else different[1]
-        if pages is not None and first < end:
+        if pages is not None and has_old_steps:
+            first, (_, end) = piece.offset, different
             yield pages[first:end], first
-        for step, offset in chain([] if different is None else [different], in_order):
+        for step, offset in chain([different], in_order):
             if pages is not None and is_old():
                 yield pages[offset : offset + step.size], offset
             else:
@@ -281,7 +297,7 @@ def _made(
 
 
 def _index_of(
-    label: Label, record: _IndexRecord, dense: Mapping[str, Any] | None
+    label: Label, record: IndexRecord, dense: Mapping[str, Any] | None
 ) -> tuple[_native.TableSegment, int]:
     """Returns an index, and the place after its record."""
     text = msgspec.json.encode(record)
@@ -295,7 +311,7 @@ def _index_of(
     return _native.TableSegment.create(label, parts, size, False), end
 
 
-def _record_in(index: _native.TableSegment, label: Label) -> tuple[_IndexRecord, int]:
+def _record_in(index: _native.TableSegment, label: Label) -> tuple[IndexRecord, int]:
     """Returns the record of an index, and the place after it."""
     where = f"the index of the tables of rank {label.owner}"
     begin = _native.FIRST_TABLE_OFFSET + _HEAD.size
@@ -304,7 +320,7 @@ def _record_in(index: _native.TableSegment, label: Label) -> tuple[_IndexRecord,
         magic, length = _HEAD.unpack(pages[begin - _HEAD.size : begin].tobytes())
         if magic == _MAGIC and length <= index.size - begin:
             text = pages[begin : begin + length].tobytes()
-            return decode(text, _IndexRecord, where, _CURE, ProtocolError), begin + length
+            return decode(text, IndexRecord, where, _CURE, ProtocolError), begin + length
     raise ProtocolError(f"what was announced as {where} lists no pieces: {_CURE}")
 
 

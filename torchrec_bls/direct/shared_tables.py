@@ -11,6 +11,7 @@ from torchrec_bls.direct.file_holders import holders_of, is_held
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
+from torchrec_bls.direct.new_weights import CheckpointWeights
 from torchrec_bls.direct.owner_part import Address, Label, OwnerPart, check_is_file
 from torchrec_bls.direct.pieces import Cut, Range
 from torchrec_bls.direct.process import Process, is_alive, this_process
@@ -129,8 +130,8 @@ class SharedTables(ABC):
             segments = []
             for address, label in zip(addresses, labels, strict=True):
                 descriptor = descriptors()
-                check_is_file(descriptor, address, where)
                 segments.append(_native.TableSegment.adopt(descriptor, label))
+                check_is_file(descriptor, address, where)
             return segments
 
         label = Label(owner, version, self.digest)
@@ -141,7 +142,6 @@ class SharedTables(ABC):
     def ranges(self, owner: int) -> list[Range]:
         """Returns where the rows of each table begin and end among an owner's bytes."""
 
-    @abstractmethod
     def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """Returns the content of an owner's bytes from a state dict. It is read step by step,
         later. What a caller can get wrong about names, shapes and dtypes is checked before.
@@ -152,8 +152,16 @@ class SharedTables(ABC):
             state_dict: the state dict.
 
         Raises:
-            ValueError: a table is missing, or has a wrong shape or dtype.
+            ValueError: a table is missing, or has a wrong shape or dtype; or a checkpoint has more
+                tables.
         """
+        if isinstance(state_dict, CheckpointWeights):
+            state_dict.check_has_no_more(prefix, self.layouts.keys())
+        return self._content(owner, prefix, state_dict)
+
+    @abstractmethod
+    def _content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
+        """See `content`."""
 
     @abstractmethod
     def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> Generation:

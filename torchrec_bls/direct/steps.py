@@ -144,6 +144,6 @@ def _refuse_not_finite(name: str, rows: torch.Tensor, first: int) -> None:
     if not bool(finite.all()):
         row = first + int(finite.logical_not().nonzero()[0])
         raise ValueError(
-            f"'{name}' has NaN or infinite weights, first in row {row}: publish a checkpoint of "
-            "sound weights"
+            f"'{name}' has NaN or infinite weights, in row {row} for example: publish a checkpoint "
+            "of sound weights"
         )

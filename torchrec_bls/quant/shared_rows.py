@@ -131,7 +131,7 @@ class SharedRows(SharedTables):
         """See SharedTables."""
         return self.rows.ranges(owner)
 
-    def content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
+    def _content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """See SharedTables. Tables are whole: float weights, or rows as they are stored."""
         source = StateDictRows(state_dict, prefix, "the state_dict")
         for table in self.rows.tables_of(owner):

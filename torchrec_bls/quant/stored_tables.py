@@ -13,7 +13,8 @@ import torch
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, DataType
 from torchrec.tensor_types import UInt2Tensor, UInt4Tensor
 
-from torchrec_bls.direct.new_weights import Rows, check_is_dense, rows_read
+from torchrec_bls.checkpoints import Rows
+from torchrec_bls.direct.new_weights import check_is_dense, rows_read
 from torchrec_bls.direct.steps import RowsRead
 
 #: TorchRec's tensors of packed numbers, by the type of a table.
@@ -143,13 +144,12 @@ class StateDictRows:
         if weights.dtype != torch.uint8:
             self._check_shape(name, weights, (table.rows, table.columns), "its table is")
             return [weights]
-        packed = type(value) if isinstance(value, tuple(PACKED.values())) else torch.Tensor
-        if packed is not PACKED.get(table.data_type, torch.Tensor):
+        expected = PACKED.get(table.data_type, torch.Tensor).__name__
+        if _kind_of(value) != expected:
             # Rows of few columns have as many bytes in several types.
             raise ValueError(
-                f"'{name}' has stored rows in a {packed.__name__} in {self._what}, but table "
-                f"'{table.name}' has {table.data_type.name} rows, which come in a "
-                f"{PACKED.get(table.data_type, torch.Tensor).__name__}"
+                f"'{name}' has stored rows in a {_kind_of(value)} in {self._what}, but table "
+                f"'{table.name}' has {table.data_type.name} rows, which come in a {expected}"
             )
         is_split = f"{name}_qscale" in self._state_dict
         is_stored = tuple(weights.shape) == (table.rows, table.used_bytes)
@@ -240,6 +240,13 @@ def _plain(weights: torch.Tensor | Rows) -> torch.Tensor | Rows:
     return packed
 
 
+def _kind_of(value: torch.Tensor | Rows) -> str:
+    """Returns the name of the class of TorchRec's tensors of packed numbers, or "Tensor"."""
+    if isinstance(value, Rows):
+        return value.tensor_type.rpartition(".")[2]
+    return type(value).__name__ if isinstance(value, tuple(PACKED.values())) else "Tensor"
+
+
 def _stored(table: StoredTable, rows: torch.Tensor, *beside: torch.Tensor) -> torch.Tensor:
     """Returns rows as they are stored.
 
@@ -248,22 +255,24 @@ def _stored(table: StoredTable, rows: torch.Tensor, *beside: torch.Tensor) -> to
         rows: float weights; or stored rows, uint8.
         beside: scale and shift of stored rows that have none.
     """
+    columns = [*(each.view(torch.uint8) for each in beside), rows]
     if rows.dtype != torch.uint8:
-        rows = _quantized(rows, table.data_type)
-    elif beside:
-        rows = torch.cat([*(each.view(torch.uint8) for each in beside), rows], dim=1)
+        columns = _quantized(rows, table.data_type)
     stored = torch.empty(len(rows), table.row_bytes, dtype=torch.uint8)
-    stored[:, : rows.shape[1]] = rows
-    stored[:, rows.shape[1] :] = 0
+    at = 0
+    for each in columns:
+        stored[:, at : at + each.shape[1]] = each
+        at += each.shape[1]
+    stored[:, at:] = 0  # padding
     return stored
 
 
-def _quantized(weights: torch.Tensor, data_type: DataType) -> torch.Tensor:
-    """Returns rows without padding. FBGEMM's quantization puts scale and shift last; here they come
-    first."""
+def _quantized(weights: torch.Tensor, data_type: DataType) -> list[torch.Tensor]:
+    """Returns the columns of stored rows. FBGEMM's quantization puts scale and shift last; in a
+    table they come first."""
     if data_type in _FLOATS:
-        return weights.to(_FLOATS[data_type]).view(torch.uint8)
+        return [weights.to(_FLOATS[data_type]).view(torch.uint8)]
     rows = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(
         weights, DATA_TYPE_NUM_BITS[data_type]
     )
-    return torch.cat([rows[:, -4:], rows[:, :-4]], dim=1)
+    return [rows[:, -_SCALE_BYTES:], rows[:, :-_SCALE_BYTES]]

@@ -1,13 +1,14 @@
 """The weights of a checkpoint, and the name of the version that they make."""
 
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torchrec_bls.checkpoints import Checkpoint, open_checkpoint
 from torchrec_bls.direct.arguments import FIRST_VERSION
+from torchrec_bls.direct.new_weights import CheckpointWeights
 
 #: A path, or weights by their names in the model's state dict.
 AnyCheckpoint = str | os.PathLike[str] | Mapping[str, Any]
@@ -17,42 +18,13 @@ _LONGEST = 64
 _DIGITS = 8
 
 
-class _Weights(Mapping[str, Any]):
-    """Weights of a checkpoint: tables as rows that are read later, and dense weights as tensors.
-
-    Args:
-        checkpoint: the checkpoint.
-        dense: names of the dense weights.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, dense: Container[str]) -> None:
-        self._checkpoint = checkpoint
-        self._dense = dense
-
-    def __getitem__(self, name: str) -> Any:
-        rows = self._checkpoint[name]
-        return rows.whole() if name in self._dense else rows
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._checkpoint
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._checkpoint)
-
-    def __len__(self) -> int:
-        return len(self._checkpoint)
-
-
 @contextmanager
-def opened(
-    checkpoint: AnyCheckpoint, dense: Container[str]
-) -> Iterator[tuple[Mapping[str, Any], str]]:
+def opened(checkpoint: AnyCheckpoint) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Opens a checkpoint. Yields its weights by name, which are read when they are used, and the
     name of the version that they make.
 
     Args:
         checkpoint: path of a checkpoint, or the weights.
-        dense: names of the weights that are no tables.
 
     Raises:
         ValueError: there is no complete checkpoint at a path.
@@ -61,7 +33,7 @@ def opened(
         yield checkpoint, FIRST_VERSION
         return
     with open_checkpoint(checkpoint) as found:
-        yield _Weights(found, dense), _version_of(found)
+        yield CheckpointWeights(found), _version_of(found)
 
 
 def version_of_checkpoint(checkpoint: str | os.PathLike[str]) -> str:

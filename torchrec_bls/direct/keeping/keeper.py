@@ -104,7 +104,7 @@ class Keeper:
             received = of_model.newest_held(self.path)
             self.took_over = received is not None
             if received is None:
-                with opened(checkpoint, dense.current()) as (weights, name):
+                with opened(checkpoint) as (weights, name):
                     received = of_model.load(
                         model, collections, weights, version or name, self.path
                     )
@@ -159,7 +159,7 @@ class Keeper:
         check_deadline(deadline)
         if self._closed.is_set():
             raise ValueError(f"the keeper of {self.path} is closed")
-        with opened(checkpoint, self._served.dense_names) as (weights, name):
+        with opened(checkpoint) as (weights, name):
             publication = publish(
                 self.model, weights, probe=probe, version=version or name, deadline=deadline
             )

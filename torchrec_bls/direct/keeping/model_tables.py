@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from torchrec_bls import _native
-from torchrec_bls.direct.new_weights import prefix_of
+from torchrec_bls.direct.new_weights import named_source, prefix_of
 from torchrec_bls.direct.offers.collections import Collection
 from torchrec_bls.direct.offers.manifest import OfferedModule
 from torchrec_bls.direct.offers.read_tables import Received
@@ -132,15 +132,16 @@ class ModelTables:
             ValueError: a weight is missing, or has a wrong shape or dtype.
             RendezvousError: there is no memory for the tables.
         """
-        dense = DenseState(model, [each.module for each in collections.values()]).new(weights)
-        contents = [
-            tables.content(OWNER, prefix_of(module.name, module.pooled), weights)
-            for module, tables in zip(self.modules, self.tables, strict=True)
-        ]
-        parts = [
-            tables.create(OWNER, version, content, None if module else dense, None)
-            for module, (tables, content) in enumerate(zip(self.tables, contents, strict=True))
-        ]
+        with named_source(weights):
+            dense = DenseState(model, [each.module for each in collections.values()]).new(weights)
+            contents = [
+                tables.content(OWNER, prefix_of(module.name, module.pooled), weights)
+                for module, tables in zip(self.modules, self.tables, strict=True)
+            ]
+            parts = [
+                tables.create(OWNER, version, content, None if module else dense, None)
+                for module, (tables, content) in enumerate(zip(self.tables, contents, strict=True))
+            ]
         serial = self._announced(version, parts)
         return self._received(where, version, serial, parts, dense)
 

@@ -7,7 +7,7 @@ to offer them: a process of this user opens them through /proc, as a reader open
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -19,23 +19,37 @@ from torchrec_bls.direct.offers.file_lock import opened_own
 from torchrec_bls.direct.offers.manifest import Manifest
 from torchrec_bls.direct.offers.offer import manifest_of
 from torchrec_bls.direct.offers.read_tables import check_same
+from torchrec_bls.direct.owner_part import Address
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.errors import ProtocolError, RendezvousError
-from torchrec_bls.records import Record, Whole, decode
+from torchrec_bls.records import Record, Whole, decode, read_bytes
 
 _CURE = "remove it, and the next keeper loads its checkpoint"
 
-
-_Address = tuple[Whole, Whole, Whole, Whole, Whole]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+# Process, descriptor, device, inode and bytes.
+_Address = tuple[_Number, _Number, Whole, Whole, Whole]
 
 
 class _Content(Record):
     manifest: Any
-    # Process, descriptor, device, inode and bytes of each module's control page.
     pages: list[_Address]
-    # The same of each module's index in the version of the manifest.
     indexes: list[_Address]
+
+
+class TablesFile(NamedTuple):
+    """What a file tells.
+
+    Attributes:
+        manifest: modules of the model, and the last version that its keeper has served.
+        pages: process, descriptor, device, inode and bytes of each module's control page.
+        indexes: the same of each module's index in that version.
+    """
+
+    manifest: Manifest
+    pages: list[Address]
+    indexes: list[Address]
 
 
 def write_tables_file(path: str, served: ServedModel) -> None:
@@ -83,13 +97,14 @@ def held_tables(path: str, collections: Mapping[str, Collection]) -> ModelTables
     """
     if not Path(path).exists():
         return None
-    with opened_own(path):
-        data = Path(path).read_bytes()
-    content = decode(data, _Content, path, _CURE, ProtocolError)
-    manifest = Manifest.from_json(content.manifest, path)
+    try:
+        with opened_own(path):
+            manifest, pages, indexes = read_tables_file(Path(path))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
     if manifest.host != this_process().host:  # it was restarted, or is another one
         return None
-    files = [(device, inode) for _, _, device, inode, _ in content.pages]
+    files = [(device, inode) for _, _, device, inode, _ in pages]
     try:
         holders = holders_of(files)
     except OSError as error:
@@ -97,16 +112,35 @@ def held_tables(path: str, collections: Mapping[str, Collection]) -> ModelTables
             f"cannot look who holds the tables of {path}: {error}. Raise the limit of open files "
             "(ulimit -n)"
         ) from error
-    counts = {len(manifest.modules), len(content.pages), len(content.indexes)}
-    if len(counts) > 1 or not holders.keys() >= set(files):
+    if not holders.keys() >= set(files):
         return None
+    if missing := sorted(collections.keys() - {module.name for module in manifest.modules}):
+        raise ValueError(
+            f"readers of {path} have no tables of {missing}, which this model has: keep another "
+            "model at another path, or end these readers before"
+        )
     check_same(collections, manifest.modules, path)
     tables = []
-    for module, (*_, size), file in zip(manifest.modules, content.pages, files, strict=True):
+    for module, (*_, size), file in zip(manifest.modules, pages, files, strict=True):
         address = (*holders[file], *file, size)
-        digest, owners = bytes.fromhex(module.digest), len(module.sizes)
-        page = _native.ControlPage.open(address, owners, digest)
+        page = _native.ControlPage.open(address, 1, bytes.fromhex(module.digest))
         tables.append(collections[module.name].tables(module, page))
         tables[-1].check_places()
-    last = LastVersion(manifest.serial, manifest.version, content.indexes)
+    last = LastVersion(manifest.serial, manifest.version, indexes)
     return ModelTables(manifest.modules, tables, last)
+
+
+def read_tables_file(path: Path) -> TablesFile:
+    """Reads a file.
+
+    Raises:
+        ProtocolError: another version of this package has written it, or something else is there.
+        OSError: it can't be read.
+    """
+    data = read_bytes(path, error=ProtocolError)
+    content = decode(data, _Content, str(path), _CURE, ProtocolError)
+    manifest = Manifest.from_json(content.manifest, str(path))
+    counts = {len(manifest.modules), len(content.pages), len(content.indexes)}
+    if len(counts) > 1 or any(len(module.sizes) > 1 for module in manifest.modules):
+        raise ProtocolError(f"{path} tells of no tables of one owner: {_CURE}")
+    return TablesFile(manifest, content.pages, content.indexes)

@@ -279,8 +279,7 @@ def watch(
     ServedModel.of(model)
 
     def publish_checkpoint(served: nn.Module, found: FoundCheckpoint) -> None:
-        dense = ServedModel.of(served).dense_names
-        with opened(found.path, dense) as (weights, _):
+        with opened(found.path) as (weights, _):
             publish(served, weights, probe=probe, version=found.version, deadline=deadline).wait(
                 deadline
             )

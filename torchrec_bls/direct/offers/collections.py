@@ -291,7 +291,7 @@ def collections_of(model: nn.Module) -> dict[str, Collection]:
     """Returns the embedding modules of a model that is not sharded, by name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or the model is one.
     """
     found: dict[str, Collection] = {}
     for name, module in model.named_modules():
@@ -303,6 +303,11 @@ def collections_of(model: nn.Module) -> dict[str, Collection]:
         raise ValueError(
             "the model has no EmbeddingBagCollection or EmbeddingCollection whose tables could be "
             "read: attach the model as it is before it is sharded"
+        )
+    if "" in found:
+        raise ValueError(
+            "the model is itself a collection, which can't be replaced: put it into a module, "
+            "there and here"
         )
     return found
 

@@ -171,11 +171,6 @@ def _check_module(collections: Mapping[str, Collection], module: OfferedModule, 
             f"{where} serves a module '{module.name}', but this model has {sorted(collections)}: "
             "attach the same model"
         )
-    if not module.name:
-        raise ValueError(
-            "the model is itself a collection, which can't be replaced: put it into a module, "
-            "there and here"
-        )
     here, there = terms_here(collections[module.name]), terms_there(module)
     for what, own in here.items():
         if own != there.get(what):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from torchrec_bls.checkpoints import Rows
 from torchrec_bls.direct.dense_weights import copied, is_plain
 from torchrec_bls.direct.new_weights import check_is_dense, entry_of
 from torchrec_bls.errors import ProtocolError
@@ -84,7 +85,7 @@ class DenseState:
                 another process; or its module refuses to load it.
         """
         live = self.current()
-        given = {name: entry_of(state_dict, name) for name in live}
+        given = {name: _in_memory(entry_of(state_dict, name)) for name in live}
         for name, value in live.items():
             new = given[name]
             if is_plain(name, value):
@@ -215,6 +216,10 @@ def _restore_dtypes(part: _Part, given: State) -> None:
             new = given.get(name)
             if isinstance(new, torch.Tensor) and new.dtype != tensor.dtype and is_plain(name, new):
                 tensor.data = tensor.data.to(new.dtype)
+
+
+def _in_memory(entry: Any) -> Any:
+    return entry.whole() if isinstance(entry, Rows) else entry
 
 
 def _shown(value: Any) -> str:

@@ -30,8 +30,8 @@ class PublicationFacts:
         parts = [part for generation in generations for part in generation.parts]
         by_owner = zip(*(generation.parts for generation in generations), strict=True)
         return cls(
-            max(part.published for part in parts),
-            max(sum(part.seconds for part in of_owner) for of_owner in by_owner),
-            sum(part.bytes_written for part in parts),
-            sum(part.bytes_reused for part in parts),
+            max(part.facts.published for part in parts),
+            max(sum(part.facts.seconds for part in of_owner) for of_owner in by_owner),
+            sum(part.facts.bytes_written for part in parts),
+            sum(part.facts.bytes_reused for part in parts),
         )

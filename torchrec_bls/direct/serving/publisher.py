@@ -9,6 +9,7 @@ from typing import Any
 from torchrec_bls._deprecated import with_old_names
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.new_weights import named_source
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.serving.follower import Follower
@@ -111,11 +112,13 @@ class Publisher:
             # What is pending may be of a process that is further.
             if serving == version and self._is_intact():
                 return Publication(version, True, owner, serial, self, [])
-            contents = self.contents(owner, state_dict)
+            with named_source(state_dict):
+                contents = self.contents(owner, state_dict)
             serial, is_new = self.clear_way(owner, version, end)
             parts = []
             if is_new:
-                parts = self.create(owner, version, contents, dense)
+                with named_source(state_dict):
+                    parts = self.create(owner, version, contents, dense)
                 self.announce(owner, serial, version, parts, end)
         return Publication(version, not is_new, owner, serial, self, parts)
 
@@ -123,7 +126,8 @@ class Publisher:
         """Returns the content of an owner's bytes from a state dict, for each module.
 
         Raises:
-            ValueError: a table is missing, or has a wrong shape or dtype.
+            ValueError: a table is missing, or has a wrong shape or dtype; or a checkpoint has more
+                tables.
         """
         return [tables.content(owner, prefix, state_dict) for prefix, tables in self.tables.items()]
 
@@ -292,8 +296,8 @@ class Publication:
     ) -> None:
         self.version = version
         self.was_announced = was_announced
-        self.bytes_written = sum(part.bytes_written for part in parts)
-        self.bytes_reused = sum(part.bytes_reused for part in parts)
+        self.bytes_written = sum(part.facts.bytes_written for part in parts)
+        self.bytes_reused = sum(part.facts.bytes_reused for part in parts)
         self._owner = owner
         self._serial = serial
         self._publisher = publisher

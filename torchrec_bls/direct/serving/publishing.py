@@ -3,13 +3,17 @@
 docs/design/generations.md describes the protocol, and says why no batch sees two versions.
 """
 
+import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
 
+from torchrec_bls.checkpoints import open_checkpoint
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner, check_version
+from torchrec_bls.direct.new_weights import CheckpointWeights
 from torchrec_bls.direct.serving.probe import Probe
 from torchrec_bls.direct.serving.publisher import Publication
 from torchrec_bls.direct.serving.reading_modules import reading_modules
@@ -21,6 +25,7 @@ def publish(
     model: nn.Module,
     state_dict: Mapping[str, Any] | None = None,
     *,
+    checkpoint: str | os.PathLike[str] | None = None,
     probe: Probe | None = None,
     version: str | None = None,
     owner: int | None = None,
@@ -32,6 +37,11 @@ def publish(
     served. Once all ranks have announced the same version, each process changes to it between two
     of its batches, in all tables and the dense weights at once. Until then, and if one of the calls
     fails, all ranks stay with the old one. Afterwards the model's parameters show the new version.
+
+    A table, or several small ones together, whose rows in the state dict or checkpoint are those
+    of the version before, byte for byte, is not written again: see `Publication.bytes_reused`. That
+    needs one state dict or checkpoint before this one; weights that were loaded into the model are
+    all written.
 
     A rank has at most one version announced that does not serve yet. A call with another version
     waits for that one. It withdraws it if another rank has announced something else, and so has
@@ -49,10 +59,13 @@ def publish(
         state_dict: new weights, with all names of `model.state_dict()`. Tables are whole tensors,
             or ShardedTensors with this rank's shards. Quantized tables are whole tensors: float32
             or float16 weights, of which this rank quantizes its own rows, or uint8 rows as they are
-            stored. Dense weights are copied. None: the weights that the model has now, e.g. after
-            `load_state_dict`. If they were written to, this process's next batches raise until all
-            ranks have published. Quantized tables must be the same on all ranks then: a page may
-            have rows of two.
+            stored. Dense weights are copied. None, without a checkpoint: the weights that the model
+            has now, e.g. after `load_state_dict`. If they were written to, this process's next
+            batches raise until all ranks have published. Quantized tables must be the same on all
+            ranks then: a page may have rows of two.
+        checkpoint: path of new weights in files, with the same names: see `open_checkpoint`. This
+            rank reads its own rows, in steps. More tables than the model has are refused, and other
+            entries that it lacks are ignored.
         probe: what the version must pass before it is announced, where one rank has all tables: a
             function of a copy of the model with the new weights, which raises what is wrong with
             them; or requests with bounds of all numbers in their answers, as
@@ -74,7 +87,8 @@ def publish(
             has no name, though there are several ranks; or another rank has withdrawn it and
             announced another one, which the text names. Or this process was forked from the one
             that shared the tables or attached to them. Or a table's parameter was replaced or
-            converted; dense state can't be loaded, or not be handed to other processes; or weights
+            converted; weights of tables are NaN or infinite; the checkpoint is incomplete, or can't
+            be read; dense state can't be loaded, or not be handed to other processes; or weights
             were written to before this process saw the version that serves. Or it does not pass the
             probe. Nothing is announced.
         RendezvousError: there is no memory for two versions. Nothing is announced.
@@ -84,20 +98,24 @@ def publish(
     check_deadline(deadline)
     if version is not None:
         check_version(version)
+    if state_dict is not None and checkpoint is not None:
+        raise ValueError("give the new weights as a state_dict or as a checkpoint, not as both")
     served = ServedModel.of(model)
+    if owner is not None:
+        check_owner(owner, served.reads[0].tables.owners)
+    is_for_other = owner is not None and owner != served.weights.rank
     with served.failures_counted():
-        if state_dict is not None:
-            state_dict = served.whole(model, state_dict)
-        if owner is not None:
-            check_owner(owner, served.reads[0].tables.owners)
-        if owner is not None and owner != served.weights.rank:
-            if probe is not None:
-                raise ValueError(
-                    "a probe runs where the tables are owned: "
-                    f"attach(owner={owner}), and publish there"
-                )
-            return served.weights.publish_for(owner, version, state_dict, deadline)
-        return served.weights.publish(version, state_dict, deadline, probe)
+        if is_for_other and probe is not None:
+            raise ValueError(
+                f"a probe runs where the tables are owned: attach(owner={owner}), and publish there"
+            )
+        opened = nullcontext() if checkpoint is None else open_checkpoint(checkpoint)
+        with opened as found:
+            given = state_dict if found is None else CheckpointWeights(found)
+            new = None if given is None else served.whole(model, given)
+            if owner is not None and is_for_other:
+                return served.weights.publish_for(owner, version, new, deadline)
+            return served.weights.publish(version, new, deadline, probe)
 
 
 def version_of(model: nn.Module) -> str:

@@ -3,7 +3,7 @@
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -13,8 +13,9 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
+from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.new_weights import prefix_of
+from torchrec_bls.direct.new_weights import CheckpointWeights, prefix_of
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
@@ -31,7 +32,6 @@ from torchrec_bls.direct.serving.reading_modules import (
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.weights_publisher import WeightsPublisher
-from torchrec_bls.direct.sharing import FIRST_SERIAL
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.lifetime import new_lock
 
@@ -130,7 +130,8 @@ class ServedModel:
             kept[_SERVED] = made = cls(model)
             for part in parts:
                 for serial, (version, dense) in part._dense_versions.kept().items():
-                    made._dense_versions.keep(serial, version, made.whole(part._model, dense))
+                    whole = dict(made.whole(part._model, dense))
+                    made._dense_versions.keep(serial, version, whole)
             _served.update({id(each): made for each in reads})
             return made
 
@@ -216,20 +217,19 @@ class ServedModel:
             hook.remove()
         unwrapped(self._model).__dict__.pop(_SERVED, None)
 
-    def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a state dict of `model`, which is the served model or a part of it, as one of the
-        served model. Dense weights outside of the part stay as they are."""
+    def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a state dict or checkpoint of `model`, which is the served model or a part of it,
+        as one of the served model. Dense weights outside of the part stay as they are."""
         [prefix] = [
             f"{name}." if name else ""
             for name, module in unwrapped(self._model).named_modules()
             if module is unwrapped(model)
         ]
-        if not prefix:
-            return dict(state_dict)
-        given = {f"{prefix}{name}": value for name, value in state_dict.items()}
-        dense = self._dense.current()
+        dense = self._dense.current() if prefix else {}
         outside = {name: live for name, live in dense.items() if not name.startswith(prefix)}
-        return {**outside, **given}
+        if isinstance(state_dict, CheckpointWeights):
+            return state_dict.of_part(prefix, outside)
+        return outside | {f"{prefix}{name}": value for name, value in state_dict.items()}
 
     def _before_batch(self, *_: Any) -> None:
         if is_compiling():
@@ -266,11 +266,6 @@ class ServedModel:
             switches.gate.enter(frame)
             if not switches.is_half_done:  # yet newer weights may wait for the next batch
                 break
-
-    @property
-    def dense_names(self) -> Set[str]:
-        """Returns the names of the weights that are no tables."""
-        return self._dense.current().keys()
 
     def take_newest(self) -> None:
         """Changes to the version that serves, in a process without batches.
@@ -320,8 +315,8 @@ class ServedModel:
         serial, announced = self.publisher.versions.serving
         pending = self.publisher.versions.pending()
         taken, readers = self._switches.taken, readers_of(tables.page)
-        # Nobody has published the version that was loaded.
-        facts = None if taken[0].serial == FIRST_SERIAL else PublicationFacts.of(taken)
+        # Nobody has published what the ranks had loaded before their first forward.
+        facts = None if taken[0].version == FIRST_VERSION else PublicationFacts.of(taken)
         return ServingState(
             rank=self.weights.rank,
             version=taken[0].version,

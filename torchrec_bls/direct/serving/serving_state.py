@@ -14,7 +14,8 @@ class ServingState:
         version: version of the weights of the last batch.
         serial: how many versions have served up to that one.
         published: time when the last owner had made its tables of that version, in seconds as
-            `time.time()` has it; None for the version that was loaded, which nobody has published.
+            `time.time()` has it. None for what the ranks had loaded before their first forward:
+            nobody has published that.
         age: seconds since then, or None.
         publish_seconds: seconds that the slowest owner took to make its tables, or None.
         bytes_written: bytes of the version's tables that all owners have written, or None.

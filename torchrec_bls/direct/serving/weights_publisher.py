@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchrec_bls.direct.new_weights import named_source
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
@@ -78,8 +79,11 @@ class WeightsPublisher:
         version = self._publisher.named(version)
         with self._publisher.one_at_a_time(end):
             # What can't be published is refused before anything is withdrawn for it.
-            contents = None if state_dict is None else self._publisher.contents(rank, state_dict)
-            dense = self._new_dense(state_dict)
+            with named_source(state_dict):
+                contents = (
+                    None if state_dict is None else self._publisher.contents(rank, state_dict)
+                )
+                dense = self._new_dense(state_dict)
             serial, is_new = self._publisher.clear_way(rank, version, end)
             if not is_new:
                 if state_dict is not None:
@@ -98,7 +102,8 @@ class WeightsPublisher:
                     parts = self._publisher.create(rank, version, live, dense)
                     self._switches.published_in_place()
             if contents is not None:
-                parts = self._publisher.create(rank, version, contents, dense)
+                with named_source(state_dict):
+                    parts = self._publisher.create(rank, version, contents, dense)
             if probe is not None:
                 generations = self._publisher.generations(version, serial, parts)
                 self._trial.check(probe, version, generations, dense)
@@ -192,7 +197,8 @@ class WeightsPublisher:
         dense = None
         with self._switches.gate.lock:
             if state_dict is not None and self._dense.current().keys() <= state_dict.keys():
-                dense = self._dense.new(state_dict)
+                with named_source(state_dict):
+                    dense = self._dense.new(state_dict)
         version = self._publisher.named(version)
         return self._publisher.publish_for(owner, version, state_dict, dense, deadline)
 

@@ -102,30 +102,32 @@ def hold_in_several_ways(rank: int) -> None:
         assert check(model, batches, expected, 0) == version
 
     assert holds(model) == 1
-    # A tensor that was taken from the weights, which have moved on.
+    # A tensor that was taken from the weights, which have moved on: first the loaded ones, then
+    # those of a switch.
     weight = next(iter(model.module.bags.embedding_bags.values())).weight
-    kept = weight.detach()
-    before = kept.clone()
-    change_to(2)
-    assert holds(model) == 1
-    assert torch.equal(kept, before)
-    del kept
-    until(lambda: holds(model) == 2)
+    for version in (2, 3):
+        kept = weight.detach()
+        before = kept.clone()
+        change_to(version)
+        assert holds(model) == version - 1
+        assert torch.equal(kept, before) and not torch.equal(weight, before)
+        del kept
+        until(lambda serial=version: holds(model) == serial)
     # What another thread's lookup reads.
     view: Any = ServedModel.of(model).reads[1]._view.of(batches[0].keys())
     features = view.features
     del view
-    change_to(3)
     change_to(4)
-    assert holds(model) == 2
+    change_to(5)
+    assert holds(model) == 3
     del features
-    until(lambda: holds(model) == 4)
+    until(lambda: holds(model) == 5)
     # A generation that no batch has taken is held, and newer.
-    publish(model, served.weights_of(5), version="5").wait(DEADLINE)
+    publish(model, served.weights_of(6), version="6").wait(DEADLINE)
     state = serving_state(model)
-    assert (state.serial, state.announced_serial) == (4, 5)
-    assert state.readers_behind == {os.getpid(): 4}
-    assert check(model, batches, expected, 0) == 5
+    assert (state.serial, state.announced_serial) == (5, 6)
+    assert state.readers_behind == {os.getpid(): 5}
+    assert check(model, batches, expected, 0) == 6
     until(lambda: serving_state(model).readers_behind == {})
 
 

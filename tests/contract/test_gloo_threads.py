@@ -15,4 +15,5 @@ def threads_of_a_group(rank: int) -> tuple[int, int]:
 
 def test_threads_of_a_group_are_found_by_their_names() -> None:
     for moving, completing in run(2, threads_of_a_group):
-        assert moving and completing
+        assert completing
+        assert moving or torch.__version__ < "2.13", "gloo of torch 2.12 does not name them"

@@ -20,7 +20,8 @@ _LONGEST_WAIT = 5.0
 
 
 def loop_threads() -> set[int]:
-    """Returns the ids of this process's threads that wait for gloo's sockets."""
+    """Returns the ids of this process's threads that wait for gloo's sockets. None with torch 2.12,
+    whose gloo does not name them."""
     return _named(_MOVES_BYTES)
 
 

@@ -61,10 +61,10 @@ test: build build-tests  ## Run the C++ and Python tests but for the slow ones (
 	$(call run-cpp-tests)
 	$(call pytest,not slow)
 
-test-slow: build test-model  ## Run what `make test` leaves out: the slow Python tests and the small models
+test-slow: build  ## Run the Python tests that `make test` leaves out
 	$(call pytest,slow and not trio)
 
-test-all: test test-slow  ## Run every test
+test-all: test test-slow test-model  ## Run every test
 
 test-cpp: build-tests  ## Run the C++ tests alone
 	$(call run-cpp-tests)
@@ -352,12 +352,13 @@ $(BIN)/cmake --build build/sanitize-$(1)
 $(BIN)/ctest --test-dir build/sanitize-$(1) -j $(TEST_JOBS) --output-on-failure --no-tests=error
 endef
 
-# $(call need,what,Debian packages,command that succeeds where it is there): root installs it.
+# $(call need,what,Debian packages,command that succeeds where it is there): root installs it, one make
+# after the other.
 define need
 if ! { $(3); } > /dev/null 2>&1; then \
   if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-    echo "Installing $(2) ($(1))" && apt-get update --quiet \
-    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(2); \
+    echo "Installing $(2) ($(1))" && flock Makefile sh -c 'apt-get update --quiet \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(2)'; \
   else \
     echo "$(1): not found. Install it with: sudo apt-get install $(2)" >&2; exit 1; \
   fi; \

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.tutorials import read
 from tests.paths import ROOT
 
 README = ROOT / "README.md"
@@ -31,6 +32,9 @@ def test_the_snippet_is_of_the_quickstart() -> None:
 @pytest.mark.parametrize("page", [README, ROOT / "docs/guide.md"], ids=lambda page: page.name)
 def test_ci_runs_every_command(page: Path) -> None:
     steps = re.findall(r"^step (.*)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    # `make test-slow` runs the commands of tutorials.
+    for tutorial in map(read, (ROOT / "docs" / "tutorials").glob("*.md")):
+        steps += [line for command in tutorial.commands for line in command.script.splitlines()]
     commands = [line for block in blocks(page, "sh") for line in block]
     assert len(commands) >= 3
     for command in commands:

@@ -27,7 +27,7 @@ from torchrec.inference.modules import quantize_inference_model
 from benchmarks.direct.page import service_tables_section
 from benchmarks.harness import record
 from benchmarks.harness.statistics import Spread
-from torchrec_bls import attach, keeper, version_of
+from torchrec_bls import attach, keeper, serving_state, version_of
 from torchrec_bls.checkpoints import open_checkpoint
 
 # GiB of INT8 rows, and of the float checkpoint.
@@ -76,13 +76,16 @@ def quantized(rows: int) -> nn.Module:
 
 
 class Filled:
-    """Stored rows of one version: bytes that tell it."""
+    """Stored rows of one version, bytes that tell it, as a checkpoint has them."""
 
-    dtype = torch.uint8
+    dtype, tensor_type, where = torch.uint8, "torch.Tensor", "rows that are made"
 
     def __init__(self, rows: int, number: int) -> None:
         self.shape = (rows, _ROW_BYTES)
         self._number = number
+
+    def whole(self) -> torch.Tensor:
+        return self.read(0, self.shape[0])
 
     def read(self, first: int, end: int) -> torch.Tensor:
         return torch.full((end - first, _ROW_BYTES), self._number, dtype=torch.uint8)
@@ -97,7 +100,8 @@ def _ids(rows: int) -> KeyedJaggedTensor:
     generator = torch.Generator().manual_seed(0)
     keys = [f"f{table}" for table in range(_TABLES)]
     values = torch.randint(0, rows, (_TABLES * _BATCH,), generator=generator)
-    return KeyedJaggedTensor(keys, values, torch.ones(_TABLES * _BATCH, dtype=torch.int32))
+    lengths = torch.ones(_TABLES * _BATCH, dtype=torch.int32)
+    return KeyedJaggedTensor(keys, values, lengths=lengths)
 
 
 def _page_tables_kib() -> int:
@@ -148,7 +152,9 @@ def _read(connection: Any, path: str, rows: int) -> None:
             awaited = connection.recv()
             while version_of(model) != awaited:
                 model(ids)
-            connection.send(time.time())
+            published = serving_state(model).published
+            assert published is not None
+            connection.send(time.time() - published)
 
 
 def _keep(connection: Any, path: str, rows: int) -> None:
@@ -157,10 +163,8 @@ def _keep(connection: Any, path: str, rows: int) -> None:
     connection.send("kept")
     while True:
         number = connection.recv()
-        publication = kept.publish(
-            _version(rows, number), version=str(number), deadline=_DEADLINE_S
-        )
-        connection.send((time.time(), publication.bytes_written))
+        kept.publish(_version(rows, number), version=str(number), deadline=_DEADLINE_S)
+        connection.send("published")
 
 
 def measure_size(gib: float, switches: int, attaches: int) -> dict[str, Any]:
@@ -181,8 +185,8 @@ def measure_size(gib: float, switches: int, attaches: int) -> dict[str, Any]:
                     for number in range(2, 2 + switches):
                         reader.send(str(number))
                         owner.send(number)
-                        published, _ = _answer_of(owner)
-                        switch_s.append(_answer_of(reader) - published)
+                        _answer_of(owner)
+                        switch_s.append(_answer_of(reader))
     result: dict[str, Any] = {"gib": gib}
     for name in readers[0] if readers else ():
         result[name] = Spread([each[name] for each in readers])

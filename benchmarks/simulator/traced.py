@@ -73,13 +73,13 @@ class Sleep(nn.Module):
 
 
 def main() -> None:
-    parser = record.parser(__doc__, quick="one trial, few steps")
+    parser = record.parser(__doc__, quick="one trial with one late rank, few steps")
     parser.set_defaults(json=Path("out/simulator_traced.json"))
     parser.add_argument("--profile", default="epyc-milan-2-cores", help="file or name")
     options = parser.parse_args()
-    settings: dict[str, Any] = {"trials": 8, "steps": 100, "rounds": 3}
+    settings: dict[str, Any] = {"trials": 8, "late": RANKS, "steps": 100, "rounds": 3}
     if options.quick:
-        settings = {"trials": 1, "steps": 10, "rounds": 1}
+        settings = {"trials": 1, "late": 1, "steps": 10, "rounds": 1}
     settings["profile"] = options.profile
     before = record.environment()
     with TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def _measure(rank: int, folder: Path, settings: dict[str, Any]) -> dict[str, Any
     batches = [_batch(rank, number) for number in range(4)]
     # By what the recordings are of, how many name the late rank, and how many there are.
     named: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    cells = list(product(range(settings["trials"]), BACKENDS, PLACES, range(RANKS)))
+    cells = list(product(range(settings["trials"]), BACKENDS, PLACES, range(settings["late"])))
     for _, backend, place, late in tqdm(cells, desc="late ranks", disable=rank != 0):
         extra = [_LATE_S * (rank == late)] * _STEPS
         _record(models[backend], batches, folder, place, extra)

@@ -1,10 +1,14 @@
 """How an owner's bytes are cut into pieces, by brute force over their pages."""
 
+import os
 from itertools import accumulate, pairwise
 
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrec_bls._native import TableSegment, TableWindow
 from torchrec_bls.direct.pieces import Cut, Range, page_bytes
 from torchrec_bls.huge_pages import HugePages
 
@@ -116,3 +120,15 @@ def test_large_tables_are_cut_and_equal_ones_are_not() -> None:
     borders = [number * 5000 for number in range(1001)]
     assert len(Cut.of(list(pairwise(borders)), 5_000_000, False).pieces) <= MOST_PIECES
     assert Cut.of([], 0, False).pieces == ()
+
+
+def test_a_segment_has_no_memory_before_its_first_part() -> None:
+    first, end = 1 << 20, (1 << 20) + 4 * PAGE
+    rows = torch.full((4 * PAGE,), 7, dtype=torch.uint8)
+    segment = TableSegment.create((0, "1", bytes(32)), [(rows, first)], end, False, first)
+    assert segment.size == end
+    assert os.fstat(segment.descriptor).st_blocks * 512 == PAGE + 4 * PAGE
+    window = TableWindow([(segment, first, 4 * PAGE)])
+    assert torch.equal(torch.frombuffer(window, dtype=torch.uint8), rows)
+    with pytest.raises(ValueError, match="does not fit a segment"):
+        TableSegment.create((0, "1", bytes(32)), [(rows, PAGE)], end, False, first)

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.direct.nodes import DEADLINE, Node, Nodes, started, until
 from tests.direct.served import Expected, batches_of, check
 from tests.processes import run
 from torchrec_bls import _native, attach, offer, publish, serving_state
-from torchrec_bls.direct.process import this_process
+from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.serving import readers
 from torchrec_bls.direct.serving.served_model import ServedModel
 
@@ -88,6 +89,10 @@ def holds(model: Any) -> int:
     return readers.readers_of(page_of(model))[os.getpid()]
 
 
+def holds_alone(model: Any, serial: int) -> bool:
+    return holds(model) == serial
+
+
 def page_of(model: Any) -> _native.ControlPage:
     return ServedModel.of(model).reads[0].tables.page
 
@@ -102,30 +107,33 @@ def hold_in_several_ways(rank: int) -> None:
         assert check(model, batches, expected, 0) == version
 
     assert holds(model) == 1
-    # A tensor that was taken from the weights, which have moved on.
+    # A tensor that was taken from the weights, which have moved on: first the loaded ones, then
+    # those of a switch. Before the second version is mapped, what nobody holds is told as gone.
     weight = next(iter(model.module.bags.embedding_bags.values())).weight
-    kept = weight.detach()
-    before = kept.clone()
-    change_to(2)
-    assert holds(model) == 1
-    assert torch.equal(kept, before)
-    del kept
-    until(lambda: holds(model) == 2)
+    for version in (2, 4):
+        kept = weight.detach()
+        before = kept.clone()
+        change_to(version)
+        change_to(version + 1)
+        assert holds(model) == version - 1
+        assert torch.equal(kept, before) and not torch.equal(weight, before)
+        del kept
+        until(partial(holds_alone, model, version + 1))
     # What another thread's lookup reads.
     view: Any = ServedModel.of(model).reads[1]._view.of(batches[0].keys())
     features = view.features
     del view
-    change_to(3)
-    change_to(4)
-    assert holds(model) == 2
+    change_to(6)
+    change_to(7)
+    assert holds(model) == 5
     del features
-    until(lambda: holds(model) == 4)
+    until(partial(holds_alone, model, 7))
     # A generation that no batch has taken is held, and newer.
-    publish(model, served.weights_of(5), version="5").wait(DEADLINE)
+    publish(model, served.weights_of(8), version="8").wait(DEADLINE)
     state = serving_state(model)
-    assert (state.serial, state.announced_serial) == (4, 5)
-    assert state.readers_behind == {os.getpid(): 4}
-    assert check(model, batches, expected, 0) == 5
+    assert (state.serial, state.announced_serial) == (7, 8)
+    assert state.readers_behind == {os.getpid(): 7}
+    assert check(model, batches, expected, 0) == 8
     until(lambda: serving_state(model).readers_behind == {})
 
 
@@ -201,7 +209,7 @@ def test_a_dead_readers_slot_is_free() -> None:
     assert all(slot is not None for slot in kept)
     assert readers.readers_of(page) == {}
     own = this_process().identity
-    taken = _native.ReaderSlot.take(page, own, 7, readers.is_alive)
+    taken = _native.ReaderSlot.take(page, own, 7, is_alive)
     assert taken is not None and readers.readers_of(page) == {os.getpid(): 7}
 
 

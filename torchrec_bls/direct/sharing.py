@@ -65,9 +65,9 @@ def share_parts(
     at = page.address if page is not None else [0] * 5
     values = {name: value for name, (value, _) in same.items()}
     records = rendezvous.exchange("places", {"page": at, **told, **values})
+    cures = {name: cure for name, (_, cure) in same.items()}
+    require_equal(rendezvous.name, records, cures, rendezvous.names)
     with rendezvous.own_part():
-        cures = {name: cure for name, (_, cure) in same.items()}
-        require_equal(rendezvous.name, records, cures, rendezvous.names)
         if page is None:
             page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
         tables = tables_of(page, records)

@@ -12,28 +12,28 @@ using namespace bls::testing;
 
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr uint32_t kGroups[] = {0, 0, 1};
+constexpr uint32_t kGroupOfRow[] = {0, 0, 1};
 
 /// The frame that docs/wire-format.md shows.
-Bytes golden_frame() {
-  const float first[] = {0, 0.3f, 1, -1.2f, 0,         0.1f, 0.2f, 0,  // new
-                         0, 0.1f, 0, 0,     0,         0,    0,    0,  // zero
-                         0, 0.4f, 1, -1.1f, 0,         0.2f, 0,    0,  // equal to the first one
-                         1, 1,    1, 1,     kInfinity, 1,    1,    1,  // escaped
-                         2, 0,    0, 0.5f,  0,         0,    0,    -1};
+Bytes golden_bounded_frame() {
+  constexpr float kEscaped = std::numeric_limits<float>::infinity();
+  const float first[] = {0, 0.3f, 1, -1.2f, 0,        0.1f, 0.2f, 0,  // new
+                         0, 0.1f, 0, 0,     0,        0,    0,    0,  // zero
+                         0, 0.4f, 1, -1.1f, 0,        0.2f, 0,    0,  // equal to the first one
+                         1, 1,    1, 1,     kEscaped, 1,    1,    1,  // escaped
+                         2, 0,    0, 0.5f,  0,        0,    0,    -1};
   const float second[] = {7, 7, -7};
   const float third[] = {1, 2};
   const FrameTable<const float> tables[] = {
       {Codec::kErrorBounded, {first, 5, 8, 8}, 0.25f},
-      {Codec::kErrorBounded, {second, 3, 1, 1}, 0.01f, {kGroups, 2}},
+      {Codec::kErrorBounded, {second, 3, 1, 1}, 0.01f, {kGroupOfRow, 2}},
       {Codec::kBfloat16, {third, 1, 2, 2}}};
   return frame_of(tables);
 }
 
 struct Plan {
   float bound = 0.25f;
-  RowGroups groups{kGroups, 2};
+  RowGroups groups{kGroupOfRow, 2};
   Codec third = Codec::kBfloat16;
 };
 
@@ -60,16 +60,16 @@ TEST_SUITE_BEGIN("bounded");
 
 TEST_CASE("golden bytes of a frame with bounds") {
   on_each_instruction_set([] {
-    CHECK(hex(golden_frame()) ==
+    CHECK(hex(golden_bounded_frame()) ==
           "cfb10300 68621140 08000000 00000000 03000000 e51f25f6 45d85566 06060200 286b8014 "
           "5dc0f4a3 00000080 3f000080 3f000080 3f000080 3f000080 7f000080 3f000080 3f000080 "
           "3f1222fe 5e78a080 3f0040");
-    CHECK(told(golden_frame()) == "");
+    CHECK(told(golden_bounded_frame()) == "");
   });
 }
 
 TEST_CASE("a frame with bounds is refused with any byte damaged, missing or too many") {
-  const Bytes golden = golden_frame();
+  const Bytes golden = golden_bounded_frame();
   for (size_t at = 0; at < golden.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {
       Bytes damaged = golden;
@@ -84,7 +84,7 @@ TEST_CASE("a frame with bounds is refused with any byte damaged, missing or too 
 }
 
 TEST_CASE("each field of a frame with bounds that contradicts the plan is named") {
-  const Bytes golden = golden_frame();
+  const Bytes golden = golden_bounded_frame();
   CHECK(told(changed(golden, 2, 2)).find("version 2, expected 3") != std::string::npos);
   CHECK(told(changed(golden, 8, 9)).find("rows 9, expected 8") != std::string::npos);
   CHECK(told(changed(golden, 24, 0)).find("other error bounds") != std::string::npos);

@@ -14,12 +14,12 @@
 
 #include "host/instruction_set.h"
 #include "lookup/direct/direct_batch.h"
+#include "tests/lookup/bytes.h"
 
 using namespace bls;
+using bls::testing::bytes;
 
 namespace {
-
-const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 
 /// A table of floats, cut into blocks of rows and pieces of columns that lie anywhere.
 struct CutTable {

@@ -5,17 +5,14 @@
 #include <vector>
 
 #include "lookup/pooled_rows.h"
+#include "tests/lookup/bytes.h"
 #include "tests/support/payload.h"
 #include "tests/support/ranks.h"
 
 using namespace bls;
 using namespace bls::testing;
 
-namespace {
-
-const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE_TEMPLATE("each rank gets the sums of its samples, feature by feature", Id, int32_t,
                    int64_t) {

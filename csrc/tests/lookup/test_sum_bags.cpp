@@ -9,12 +9,12 @@
 
 #include "host/instruction_set.h"
 #include "lookup/kernels/sum_bags.h"
+#include "tests/lookup/bytes.h"
 
 using namespace bls;
+using bls::testing::bytes;
 
 namespace {
-
-const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 
 /// The same float after float: products fused with the sums, means by the inverse.
 void sum_one_by_one(const Bags& bags, float* to, size_t stride) {

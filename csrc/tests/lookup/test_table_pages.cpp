@@ -25,7 +25,7 @@ using namespace bls::testing;
 
 namespace {
 
-const TableLabel kLabel{0, "seven", {std::byte{1}}};
+const TableLabel kPagesLabel{0, "seven", {std::byte{1}}};
 constexpr size_t kHugePages = 5;
 constexpr size_t kTail = 12345;
 constexpr size_t kBytes = kHugePages * kHugePage + kTail;
@@ -51,7 +51,7 @@ TableSegment segment_in(HugePages pages) {
     at += bytes;
     return TablePart{content().data() + at - bytes, bytes, at - bytes};
   };
-  return TableSegment::create(kLabel, next, kBytes, pages);
+  return TableSegment::create(kPagesLabel, next, kBytes, pages);
 }
 
 bool has_content(const std::byte* data) {
@@ -108,7 +108,7 @@ void check_mappings(const TableSegment& segment, size_t huge) {
   CHECK(has_content(segment.data()));
   CHECK(mapped_as_huge(segment.data()) == huge);
 
-  const TableSegment opened = TableSegment::open(segment.address(), kLabel);
+  const TableSegment opened = TableSegment::open(segment.address(), kPagesLabel);
   CHECK(opened.size() == kBytes);
   CHECK(opened.small_page_bytes() == segment.small_page_bytes());
   CHECK(has_content(opened.data()));
@@ -170,7 +170,7 @@ TEST_CASE("a segment that asks for no pages of 2 MiB lacks none") {
   CHECK(segment.small_page_bytes() == 0);
   CHECK(segment.page_bytes() == 4096);
   check_mappings(segment, 0);
-  const TableSegment small = TableSegment::create(kLabel, std::vector<TablePart>{}, kHugePage - 1,
+  const TableSegment small = TableSegment::create(kPagesLabel, std::vector<TablePart>{}, kHugePage - 1,
                                                   HugePages::kTransparent);
   CHECK(small.small_page_bytes() == 0);
 }
@@ -185,7 +185,7 @@ TEST_CASE("a segment whose parts begin at a page of 2 MiB has no memory before i
   for (const HugePages pages : {HugePages::kNo, HugePages::kTransparent}) {
     made = 0;
     const TableSegment segment =
-        TableSegment::create(kLabel, next, 3 * kHugePage + 1, pages, kHugePage);
+        TableSegment::create(kPagesLabel, next, 3 * kHugePage + 1, pages, kHugePage);
     CHECK(std::memcmp(segment.data() + kHugePage, data, 2 * kHugePage + 1) == 0);
     CHECK(bytes_taken(segment) == 2 * kHugePage + 2 * 4096);
     const std::vector<SegmentPages> pieces{{&segment, kHugePage, 2 * kHugePage}};
@@ -194,9 +194,9 @@ TEST_CASE("a segment whose parts begin at a page of 2 MiB has no memory before i
     CHECK(std::memcmp(window.data(), data, 2 * kHugePage) == 0);
     CHECK(bytes_taken(segment) == 2 * kHugePage + 2 * 4096);
     made = 0;
-    CHECK_THROWS_AS(TableSegment::create(kLabel, next, 4 * kHugePage, pages, kHugePage + 1),
+    CHECK_THROWS_AS(TableSegment::create(kPagesLabel, next, 4 * kHugePage, pages, kHugePage + 1),
                     std::invalid_argument);
-    CHECK_THROWS_AS(TableSegment::create(kLabel, next, 4 * kHugePage, pages, 4095),
+    CHECK_THROWS_AS(TableSegment::create(kPagesLabel, next, 4 * kHugePage, pages, 4095),
                     std::invalid_argument);
   }
 }
@@ -215,7 +215,7 @@ TEST_CASE("a segment in pages of the host's pool is read through them by every m
 TEST_CASE("a pool without pages is an error that says how to fill it") {
   const std::vector<TablePart> none;
   const auto create = [&] {
-    TableSegment::create(kLabel, none, size_t{1} << 45, HugePages::kPool);
+    TableSegment::create(kPagesLabel, none, size_t{1} << 45, HugePages::kPool);
   };
   check_failure(failure_of(create), ErrorKind::kRendezvous,
                 "16777216 pages of 2 MiB needed from the host's pool");
@@ -236,7 +236,7 @@ TEST_CASE("a child that is forked while a segment is filled keeps nobody from se
       }
       return TablePart{bytes.data(), bytes.size(), TableSegment::kFirstOffset};
     };
-    const TableSegment segment = TableSegment::create(kLabel, next, 4 * kHugePage, pages);
+    const TableSegment segment = TableSegment::create(kPagesLabel, next, 4 * kHugePage, pages);
     CHECK(segment.data()[TableSegment::kFirstOffset] == std::byte{3});
     kill(child, SIGKILL);
     CHECK(waitpid(child, nullptr, 0) == child);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lookup/table_rows.h"
+#include "tests/lookup/bytes.h"
 #include "tests/support/payload.h"
 #include "tests/support/ranks.h"
 
@@ -47,8 +48,6 @@ std::vector<float> rows_for(int holding, size_t features, int asking) {
   }
   return rows;
 }
-
-const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 
 }  // namespace
 

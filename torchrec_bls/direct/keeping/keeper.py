@@ -89,8 +89,7 @@ class Keeper:
         config: BLSConfig,
     ) -> None:
         collections = collections_of(model)
-        dense = DenseState(model, [each.module for each in collections.values()])
-        check_has_memory(dense)
+        check_has_memory(DenseState(model, [each.module for each in collections.values()]))
         of_model = None
         try:
             of_model = held_tables(self._file, collections)
@@ -98,8 +97,8 @@ class Keeper:
             _log.warning("%s; the checkpoint is loaded", error)
         if of_model is None:
             of_model = ModelTables.new(collections, config)
-        self._ownership = Ownership([each.page for each in of_model.tables])
-        self._ownership.take_over(OWNER)
+        ownership = Ownership([each.page for each in of_model.tables])
+        ownership.take_over(OWNER)
         try:
             received = of_model.newest_held(self.path)
             self.took_over = received is not None
@@ -114,7 +113,7 @@ class Keeper:
             write_tables_file(self._file, self._served)
             self._offer = offer(model, self.path)
         except BaseException:
-            self._ownership.give_up(OWNER)
+            ownership.give_up(OWNER)
             raise
 
     def __enter__(self) -> "Keeper":
@@ -244,7 +243,8 @@ def keeper(
             it: `PATH.lock`, and `PATH.tables`, by which a successor finds the tables.
         version: name of the version that the checkpoint makes. None: the name of its file or
             folder, with the first digits of its identity.
-        config: `bad_ids` and `huge_pages` of the tables. None: BLSConfig(lookup="direct").
+        config: `bad_ids` and `huge_pages` of the tables. None: BLSConfig(lookup="direct"). Tables
+            that are taken over keep theirs.
 
     Raises:
         ValueError: another process keeps tables at `path`, which the text names; readers of another

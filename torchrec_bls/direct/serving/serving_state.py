@@ -1,7 +1,7 @@
 """What a process serves, for monitoring."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ServingState:
     version: str
     serial: int
     published: float | None
-    age: float | None
+    age: float | None = field(compare=False)
     publish_seconds: float | None
     bytes_written: int | None
     bytes_reused: int | None

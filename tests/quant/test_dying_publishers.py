@@ -48,7 +48,7 @@ def die_at(step: int) -> None:
 
     steps._digest = after(steps._digest)
     owner_part._made = after(owner_part._made)
-    owner_part._index_of = after(owner_part._index_of)
+    owner_part.make_index = after(owner_part.make_index)
     Versions.announce = announce  # type: ignore[assignment,method-assign]
 
 

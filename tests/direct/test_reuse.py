@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrec_bls import _native
-from torchrec_bls.direct import owner_part, steps
+from torchrec_bls.direct import steps
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
-from torchrec_bls.direct.owner_part import IndexRecord, OwnerPart, PieceRecord
+from torchrec_bls.direct.owner_part import OwnerPart
+from torchrec_bls.direct.part_index import IndexRecord, PieceRecord, make_index
 from torchrec_bls.direct.steps import content_in_memory
 from torchrec_bls.errors import ProtocolError, RendezvousError
 
@@ -202,6 +203,6 @@ def test_pieces_that_an_index_lists_in_another_order_are_refused() -> None:
         ([PieceRecord(one.address, "1", ""), other, *others], "version '2', not .* version '1'"),
         ([one, other, *others[1:]], "pieces, but what was announced has"),
     ):
-        index, _ = owner_part._index_of(part.label, IndexRecord(pieces, part.facts), None)
+        index, _ = make_index(part.label, IndexRecord(pieces, part.facts), None)
         with pytest.raises(ProtocolError, match=says):
             tables.part_at(0, "2", index.address)

@@ -44,7 +44,7 @@ from torchrec_bls.cli.main import run
 from torchrec_bls.direct.keeping.tables_file import read_tables_file
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
-from torchrec_bls.direct.owner_part import Facts, IndexRecord, PieceRecord
+from torchrec_bls.direct.part_index import Facts, IndexRecord, PieceRecord
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.observe.traces.execution_trace import read_execution_trace
 from torchrec_bls.overlap.bucket_plan import load_plan

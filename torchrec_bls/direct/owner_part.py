@@ -1,93 +1,33 @@
 """An owner's part of a version: a sealed index, and the sealed pieces that it lists."""
 
 import os
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from torchrec_bls import _native
-from torchrec_bls.direct.dense_weights import Parts, dense_parts, dense_weights
+from torchrec_bls.direct.dense_weights import dense_weights
+from torchrec_bls.direct.part_index import (
+    CURE,
+    Address,
+    Facts,
+    IndexRecord,
+    Label,
+    PieceRecord,
+    bytes_of,
+    digests_in,
+    digests_told,
+    make_index,
+    read_index,
+)
 from torchrec_bls.direct.pieces import Cut, Piece
 from torchrec_bls.direct.steps import Content, Step
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.huge_pages import HugePages
-from torchrec_bls.records import Amount, Record, Whole, decode
-
-#: Process, descriptor, device, inode and bytes of a memory file.
-Address = tuple[Whole, Whole, Whole, Whole, Whole]
-
-_MAGIC = b"tbblix01"
-# A magic number, and the bytes of the record that follows.
-_HEAD = struct.Struct("<8sQ")
-_CURE = "install one version of torchrec-bls everywhere"
-# Bytes of SHA-256.
-_DIGEST_BYTES = 32
-
-
-class Label(NamedTuple):
-    """The label of an owner's part.
-
-    Attributes:
-        owner: rank that owns it.
-        version: name of the version.
-        layout: digest of the layouts.
-    """
-
-    owner: int
-    version: str
-    layout: bytes
-
-    def of_piece(self, piece: Piece, version: str) -> "Label":
-        """Returns the label of a piece that a version has made."""
-        return Label(self.owner, version, piece.digest(self.layout))
-
-
-class PieceRecord(Record):
-    """A piece, as an index lists it.
-
-    Attributes:
-        address: its address.
-        version: version that made it.
-        digests: digests of its steps, in hexadecimal digits, one behind the other.
-    """
-
-    address: Address
-    version: str
-    digests: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})*$")]
-
-
-class Facts(Record):
-    """The facts of a publication, of one owner and module.
-
-    Attributes:
-        published: when its tables were made, in seconds since the epoch.
-        seconds: how long that took.
-        bytes_written: bytes of the pieces that were made for it.
-        bytes_reused: bytes of the pieces that an earlier version had made.
-    """
-
-    published: Amount
-    seconds: Amount
-    bytes_written: Whole
-    bytes_reused: Whole
-
-
-class IndexRecord(Record):
-    """What an index lists.
-
-    Attributes:
-        pieces: the pieces by number.
-        facts: facts of the publication.
-    """
-
-    pieces: list[PieceRecord]
-    facts: Facts
 
 
 class HeldPiece(NamedTuple):
@@ -162,10 +102,11 @@ class OwnerPart:
             else:
                 written += piece.size
         listed = [
-            PieceRecord(each.segment.address, each.version, _told(each.digests)) for each in held
+            PieceRecord(each.segment.address, each.version, digests_told(each.digests))
+            for each in held
         ]
         facts = Facts(time.time(), time.monotonic() - begin, written, reused)
-        index, end = _index_of(label, IndexRecord(listed, facts), dense)
+        index, end = make_index(label, IndexRecord(listed, facts), dense)
         return cls(label, index, end, tuple(held), facts)
 
     @classmethod
@@ -188,11 +129,11 @@ class OwnerPart:
             BLSError: the index is none of these tables; or a piece is not there any more, or is
                 another one.
         """
-        record, end = _record_in(index, label)
+        record, end = read_index(index, label)
         if len(record.pieces) != len(cut.pieces):
             raise ProtocolError(
                 f"the tables of rank {label.owner} have {len(cut.pieces)} pieces, but what was "
-                f"announced has {len(record.pieces)}: {_CURE}"
+                f"announced has {len(record.pieces)}: {CURE}"
             )
         addresses = [each.address for each in record.pieces]
         labels = [
@@ -207,9 +148,9 @@ class OwnerPart:
                 raise ProtocolError(
                     f"piece {piece.number} of the tables of rank {label.owner} takes "
                     f"{piece.segment_bytes} bytes, but what was announced has {segment.size}: "
-                    f"{_CURE}"
+                    f"{CURE}"
                 )
-            held.append(HeldPiece(segment, each.version, _digests_in(each.digests)))
+            held.append(HeldPiece(segment, each.version, digests_in(each.digests)))
         part = cls(label, index, end, tuple(held), record.facts)
         part.dense_weights()
         return part
@@ -226,7 +167,7 @@ class OwnerPart:
             raise ProtocolError(
                 f"the index of the tables of rank {self.label.owner} ends at byte "
                 f"{self.index_end} of {self.index.size}, and no dense weights follow ({error}): "
-                f"{_CURE}"
+                f"{CURE}"
             ) from error
 
     @property
@@ -252,7 +193,7 @@ def check_is_file(descriptor: int, address: Address, where: str) -> None:
     """
     found, (_, _, device, inode, _) = os.fstat(descriptor), address
     if (found.st_dev, found.st_ino) != (device, inode):
-        raise ProtocolError(f"{where} hands over another piece than its index lists: {_CURE}")
+        raise ProtocolError(f"{where} hands over another piece than its index lists: {CURE}")
 
 
 def _made(
@@ -279,7 +220,7 @@ def _made(
     def parts() -> Iterator[tuple[torch.Tensor, int]]:
         if different is None:
             return
-        pages = None if old is None else _bytes_of(old.segment)
+        pages = None if old is None else bytes_of(old.segment)
         if pages is not None and has_old_steps:
             first, (_, end) = piece.offset, different
             yield pages[first:end], first
@@ -294,44 +235,3 @@ def _made(
         made, parts(), piece.segment_bytes, huge_pages, piece.offset
     )
     return HeldPiece(segment, label.version, tuple(digests))
-
-
-def _index_of(
-    label: Label, record: IndexRecord, dense: Mapping[str, Any] | None
-) -> tuple[_native.TableSegment, int]:
-    """Returns an index, and the place after its record."""
-    text = msgspec.json.encode(record)
-    head = bytearray(_HEAD.pack(_MAGIC, len(text)) + text)
-    begin: int = _native.FIRST_TABLE_OFFSET
-    end = size = begin + len(head)
-    parts: Parts = ()
-    if dense is not None:
-        parts, size = dense_parts(dense, end)
-    parts = chain([(torch.frombuffer(head, dtype=torch.uint8), begin)], parts)
-    return _native.TableSegment.create(label, parts, size, False), end
-
-
-def _record_in(index: _native.TableSegment, label: Label) -> tuple[IndexRecord, int]:
-    """Returns the record of an index, and the place after it."""
-    where = f"the index of the tables of rank {label.owner}"
-    begin = _native.FIRST_TABLE_OFFSET + _HEAD.size
-    if index.size >= begin:
-        pages = _bytes_of(index).numpy()
-        magic, length = _HEAD.unpack(pages[begin - _HEAD.size : begin].tobytes())
-        if magic == _MAGIC and length <= index.size - begin:
-            text = pages[begin : begin + length].tobytes()
-            return decode(text, IndexRecord, where, _CURE, ProtocolError), begin + length
-    raise ProtocolError(f"what was announced as {where} lists no pieces: {_CURE}")
-
-
-def _bytes_of(segment: _native.TableSegment) -> torch.Tensor:
-    return torch.frombuffer(_native.PrivatePages(segment), dtype=torch.uint8)
-
-
-def _told(digests: Sequence[bytes]) -> str:
-    return b"".join(digests).hex()
-
-
-def _digests_in(told: str) -> list[bytes]:
-    data = bytes.fromhex(told)
-    return [data[at : at + _DIGEST_BYTES] for at in range(0, len(data), _DIGEST_BYTES)]

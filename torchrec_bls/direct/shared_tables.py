@@ -12,7 +12,8 @@ from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.new_weights import CheckpointWeights
-from torchrec_bls.direct.owner_part import Address, Label, OwnerPart, check_is_file
+from torchrec_bls.direct.owner_part import OwnerPart, check_is_file
+from torchrec_bls.direct.part_index import Address, Label
 from torchrec_bls.direct.pieces import Cut, Range
 from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.direct.steps import Content

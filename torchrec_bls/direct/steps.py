@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-# Bytes of source rows, or of stored ones where these are longer, that are in memory at once.
-_STEP = 16 << 20
+# Bytes of source rows, or of stored ones where these are longer, that are in memory at once. They
+# stay in a processor's cache from the read to the last use. Of steps of 16 MiB the allocator kept
+# 300 MiB that were free.
+_STEP = 4 << 20
 
 
 @dataclass(frozen=True)

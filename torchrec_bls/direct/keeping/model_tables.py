@@ -12,7 +12,8 @@ from torchrec_bls.direct.new_weights import named_source, prefix_of
 from torchrec_bls.direct.offers.collections import Collection
 from torchrec_bls.direct.offers.manifest import OfferedModule
 from torchrec_bls.direct.offers.read_tables import Received
-from torchrec_bls.direct.owner_part import Address, OwnerPart
+from torchrec_bls.direct.owner_part import OwnerPart
+from torchrec_bls.direct.part_index import Address
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.versions import Versions
 from torchrec_bls.direct.shared_tables import SharedTables

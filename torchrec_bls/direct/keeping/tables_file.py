@@ -19,7 +19,7 @@ from torchrec_bls.direct.offers.file_lock import opened_own
 from torchrec_bls.direct.offers.manifest import Manifest
 from torchrec_bls.direct.offers.offer import manifest_of
 from torchrec_bls.direct.offers.read_tables import check_same
-from torchrec_bls.direct.owner_part import Address
+from torchrec_bls.direct.part_index import Address
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.errors import ProtocolError, RendezvousError

@@ -1,0 +1,130 @@
+"""The index of an owner's part of a version, which lists the pieces."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import torch
+
+from torchrec_bls import _native
+from torchrec_bls.direct.dense_weights import Parts, dense_parts
+from torchrec_bls.direct.pieces import Piece
+from torchrec_bls.errors import ProtocolError
+from torchrec_bls.records import Amount, Record, Whole, decode
+
+#: Process, descriptor, device, inode and bytes of a memory file.
+Address = tuple[Whole, Whole, Whole, Whole, Whole]
+
+_MAGIC = b"tbblix01"
+# A magic number, and the bytes of the record that follows.
+_HEAD = struct.Struct("<8sQ")
+#: What to do about an index or a piece that is something else.
+CURE = "install one version of torchrec-bls everywhere"
+# Bytes of SHA-256.
+_DIGEST_BYTES = 32
+
+
+class Label(NamedTuple):
+    """The label of an owner's part.
+
+    Attributes:
+        owner: rank that owns it.
+        version: name of the version.
+        layout: digest of the layouts.
+    """
+
+    owner: int
+    version: str
+    layout: bytes
+
+    def of_piece(self, piece: Piece, version: str) -> "Label":
+        """Returns the label of a piece that a version has made."""
+        return Label(self.owner, version, piece.digest(self.layout))
+
+
+class PieceRecord(Record):
+    """A piece, as an index lists it.
+
+    Attributes:
+        address: its address.
+        version: version that made it.
+        digests: digests of its steps, in hexadecimal digits, one behind the other.
+    """
+
+    address: Address
+    version: str
+    digests: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})*$")]
+
+
+class Facts(Record):
+    """The facts of a publication, of one owner and module.
+
+    Attributes:
+        published: when its tables were made, in seconds since the epoch.
+        seconds: how long that took.
+        bytes_written: bytes of the pieces that were made for it.
+        bytes_reused: bytes of the pieces that an earlier version had made.
+    """
+
+    published: Amount
+    seconds: Amount
+    bytes_written: Whole
+    bytes_reused: Whole
+
+
+class IndexRecord(Record):
+    """What an index lists.
+
+    Attributes:
+        pieces: the pieces by number.
+        facts: facts of the publication.
+    """
+
+    pieces: list[PieceRecord]
+    facts: Facts
+
+
+def make_index(
+    label: Label, record: IndexRecord, dense: Mapping[str, Any] | None
+) -> tuple[_native.TableSegment, int]:
+    """Returns an index, and the place after its record."""
+    text = msgspec.json.encode(record)
+    head = bytearray(_HEAD.pack(_MAGIC, len(text)) + text)
+    begin: int = _native.FIRST_TABLE_OFFSET
+    end = size = begin + len(head)
+    parts: Parts = ()
+    if dense is not None:
+        parts, size = dense_parts(dense, end)
+    parts = chain([(torch.frombuffer(head, dtype=torch.uint8), begin)], parts)
+    return _native.TableSegment.create(label, parts, size, False), end
+
+
+def read_index(index: _native.TableSegment, label: Label) -> tuple[IndexRecord, int]:
+    """Returns the record of an index, and the place after it."""
+    where = f"the index of the tables of rank {label.owner}"
+    begin = _native.FIRST_TABLE_OFFSET + _HEAD.size
+    if index.size >= begin:
+        pages = bytes_of(index).numpy()
+        magic, length = _HEAD.unpack(pages[begin - _HEAD.size : begin].tobytes())
+        if magic == _MAGIC and length <= index.size - begin:
+            text = pages[begin : begin + length].tobytes()
+            return decode(text, IndexRecord, where, CURE, ProtocolError), begin + length
+    raise ProtocolError(f"what was announced as {where} lists no pieces: {CURE}")
+
+
+def bytes_of(segment: _native.TableSegment) -> torch.Tensor:
+    """Returns a private view of all bytes of a segment."""
+    return torch.frombuffer(_native.PrivatePages(segment), dtype=torch.uint8)
+
+
+def digests_told(digests: Sequence[bytes]) -> str:
+    """Returns digests as a PieceRecord has them."""
+    return b"".join(digests).hex()
+
+
+def digests_in(told: str) -> list[bytes]:
+    """Returns the digests of a PieceRecord."""
+    data = bytes.fromhex(told)
+    return [data[at : at + _DIGEST_BYTES] for at in range(0, len(data), _DIGEST_BYTES)]

@@ -68,7 +68,7 @@ def uses_of_modules_and_values() -> dict[str, tuple[Use, Any]]:
     return {
         "torchrec_bls.generation_of": (generation, 3),
         "torchrec_bls.Publication.generation": (
-            lambda: Publication("v", False, 0, 7, mock.Mock()).generation,  # type: ignore[attr-defined]
+            lambda: Publication("v", False, 0, 7, mock.Mock(), []).generation,  # type: ignore[attr-defined]
             7,
         ),
         "torchrec_bls.datasets.KAGGLE_CARDINALITIES": (

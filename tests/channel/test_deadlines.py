@@ -30,7 +30,7 @@ GIVEN: list[Callable[[Any], Any]] = [
     lambda deadline: BoundedLagChannel(NOWHERE, slot_bytes=1024, deadline=deadline),
     lambda deadline: attach(nn.Linear(1, 1), "nowhere", deadline=deadline),
     lambda deadline: publish(nn.Linear(1, 1), deadline=deadline),
-    lambda deadline: Publication("1", False, 0, 1, mock.Mock()).wait(deadline),
+    lambda deadline: Publication("1", False, 0, 1, mock.Mock(), []).wait(deadline),
 ]
 
 

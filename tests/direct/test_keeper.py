@@ -151,6 +151,28 @@ def test_a_stopped_keeper_keeps_its_place(tmp_path: Path) -> None:
         processes.call("reader", nodes.go_over, 2)
 
 
+@pytest.mark.parametrize("served_by", SERVED)
+def test_a_successor_finds_versions_before_the_last_one(tmp_path: Path, served_by: str) -> None:
+    """The keeper had served two more, and no reader had mapped these."""
+    with processes_of(tmp_path, served_by, "first", "second", "reader") as processes:
+        processes.call("first", keep, 1)
+        processes.call("reader", nodes.join, KEEPER)
+        pid = processes.call("reader", nodes.pid_of)
+        os.kill(pid, signal.SIGSTOP)
+        nodes.until(lambda: nodes.state_of(pid) == "T")
+        try:
+            processes.call("first", publish, 2)
+            processes.call("first", publish, 3)
+            processes.kill("first")
+            assert processes.call("second", keep, None)
+            processes.call("second", nodes.check, 1)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        processes.call("reader", nodes.check, 1)
+        processes.call("second", publish, 4)
+        processes.call("reader", nodes.go_over, 4)
+
+
 def test_a_stopped_reader_holds_the_old_version(tmp_path: Path) -> None:
     """It holds nobody up, hands the tables of its version over, and follows when it goes on."""
     with processes_of(tmp_path, FLOAT, "first", "second", "reader") as processes:
@@ -188,6 +210,11 @@ def hold_back(node: Node) -> None:
     ServedModel.of(node.model).publisher.follower.stop()
 
 
+def forget(node: Node) -> None:
+    """Makes a keeper on this node tell its successor of its last version alone."""
+    keeping._REMEMBERED = 1
+
+
 def test_a_version_that_went_with_its_keeper(tmp_path: Path) -> None:
     """The one before is taken over, and goes on being held."""
     with processes_of(tmp_path, FLOAT, "first", "second", "third", "reader") as processes:
@@ -197,12 +224,13 @@ def test_a_version_that_went_with_its_keeper(tmp_path: Path) -> None:
         pid = processes.call("first", nodes.pid_of)
         processes.begin("first", lose, 2)
         nodes.until(lambda: nodes.state_of(pid) in "ZX")
+        processes.call("second", forget)
         assert processes.call("second", keep, None)
         processes.call_all(["reader", "second"], nodes.check, 1)
         processes.call("second", publish, 2)
         processes.call("second", nodes.check, 2)
         processes.kill("second")
-        # The reader has version 1 alone, of which no record is left: its pages are filled anew.
+        # The reader has version 1 alone, of which nothing tells: its pages are filled anew.
         assert not processes.call("third", keep, 3)
         processes.call("third", nodes.check, 3)
         processes.call("reader", follow)

@@ -142,6 +142,7 @@ def test_all_taught_models_are_found() -> None:
         "first-model/first_model.py",
         "new-weights/served.py",
         "overlap/overlapped.py",
+        "refresh-a-service/ranker.py",
         "unmodified-torchrec/unmodified.py",
     }
 

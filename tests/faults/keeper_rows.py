@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +56,7 @@ def _read(scene: Scene) -> None:
     attach(model, _path(scene), deadline=_DEADLINE)
     dist.barrier()
     is_killed = isinstance(scene.row.fault, Kill)
-    number, made = 0, None
+    number, made, end = 0, None, time.monotonic() + _DEADLINE
 
     def check() -> bool:
         nonlocal number
@@ -67,8 +66,11 @@ def _read(scene: Scene) -> None:
 
     while made is None and not check():
         if scene.rank == _SUCCESSOR and is_killed and (scene.folder / "struck").exists():
-            with suppress(ValueError):  # it has not ended yet
+            try:
                 made = keeper(served.bare_model, {}, _path(scene))
+            except ValueError:  # it has not ended yet
+                if time.monotonic() >= end:
+                    raise
     if made is not None:
         assert made.took_over
         made.publish(served.weights_of(4), version="4", deadline=_DEADLINE)

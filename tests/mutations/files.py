@@ -239,7 +239,10 @@ def _tables_file(folder: Path) -> Path:
     content = {
         "manifest": Manifest("host", "step 3", 3, [module]).as_json(),
         "pages": [[1, 2, 3, 4, 4096]],
-        "indexes": [[1, 2, 3, 5, 8192]],
+        "versions": [
+            {"serial": 3, "version": "step 3", "indexes": [[1, 2, 3, 5, 8192]]},
+            {"serial": 2, "version": "step 2", "indexes": [[1, 2, 4, 5, 8192]]},
+        ],
     }
     path.write_text(json.dumps(content))
     return path

@@ -38,6 +38,7 @@ class Generation:
         version: see above.
         serial: see above.
         parts: see above. They stay mapped while the generation is used.
+        pages: see above.
         window: memory of all tables, mapped privately, with all its pages. What this process writes
             to it, no other one sees.
 
@@ -55,8 +56,8 @@ class Generation:
         self.version = version
         self.serial = serial
         self.parts = list(parts)
-        self._pages = list(pages)
-        self.window = _native.TableWindow(self._pages)
+        self.pages = list(pages)
+        self.window = _native.TableWindow(self.pages)
         self.window.populate()
 
     @property

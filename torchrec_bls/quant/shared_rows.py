@@ -30,7 +30,7 @@ class RowsGeneration(Generation):
 
     def mapped_anew(self) -> "RowsGeneration":
         """Returns the same version without what this process has written to it."""
-        return RowsGeneration(self.version, self.serial, self.parts, self._pages)
+        return RowsGeneration(self.version, self.serial, self.parts, self.pages)
 
 
 @dataclass(frozen=True)

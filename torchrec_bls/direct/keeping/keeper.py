@@ -15,9 +15,13 @@ from torch import nn
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_version
 from torchrec_bls.direct.keeping.checkpoint_weights import AnyCheckpoint, opened
-from torchrec_bls.direct.keeping.model_tables import OWNER, ModelTables
+from torchrec_bls.direct.keeping.model_tables import OWNER, ModelTables, ServedVersion
 from torchrec_bls.direct.keeping.path_lock import PathLock
-from torchrec_bls.direct.keeping.tables_file import held_tables, write_tables_file
+from torchrec_bls.direct.keeping.tables_file import (
+    held_tables,
+    version_served,
+    write_tables_file,
+)
 from torchrec_bls.direct.keeping.watch import FoundCheckpoint, Watch, check_watch
 from torchrec_bls.direct.offers.collections import collections_of
 from torchrec_bls.direct.offers.offer import offer
@@ -38,6 +42,8 @@ from torchrec_bls.lifetime import do_all
 _DEADLINE = 600.0
 # Seconds that a publication may take to end when the keeper is closed.
 _ENDING = 60.0
+# Versions that a successor is told of. Readers that are so far behind are stopped.
+_REMEMBERED = 8
 _log = logging.getLogger(__name__)
 
 
@@ -110,7 +116,8 @@ class Keeper:
             read_tables(model, collections, received, OWNER, has_place=True)
             self.model = model
             self._served = ServedModel.of(model)
-            write_tables_file(self._file, self._served)
+            self._versions: list[ServedVersion] = list(of_model.served)
+            self._write_tables_file()
             self._offer = offer(model, self.path)
         except BaseException:
             ownership.give_up(OWNER)
@@ -165,10 +172,18 @@ class Keeper:
         publication.wait(deadline)
         self._served.take_newest()
         try:
-            write_tables_file(self._file, self._served)
+            self._write_tables_file()
         except ValueError as error:  # the version serves, whatever is written
             _log.warning("%s; a successor may have to load its checkpoint", error)
         return publication
+
+    def _write_tables_file(self) -> None:
+        """Tells a successor where the tables are. It tells of several versions: readers may have
+        mapped none of the last ones when this process dies."""
+        newest = version_served(self._served)
+        before = [each for each in self._versions if each.serial != newest.serial]
+        self._versions = [newest, *before][:_REMEMBERED]
+        write_tables_file(self._file, self._served, self._versions)
 
     def watch(
         self,

@@ -25,7 +25,7 @@ from torchrec_bls.lifetime import whole_at_forks
 OWNER = 0
 
 
-class LastVersion(NamedTuple):
+class ServedVersion(NamedTuple):
     """A version that an owner has served.
 
     Attributes:
@@ -46,12 +46,12 @@ class ModelTables:
     Attributes:
         modules: descriptions of the modules.
         tables: tables of each module.
-        last: last version that the owner before this process has served; None if there was none.
+        served: versions that the owner before this process has served last, the newest first.
     """
 
     modules: Sequence[OfferedModule]
     tables: list[SharedTables]
-    last: LastVersion | None = None
+    served: Sequence[ServedVersion] = ()
 
     @classmethod
     def new(cls, collections: Mapping[str, Collection], config: BLSConfig) -> "ModelTables":
@@ -80,21 +80,21 @@ class ModelTables:
         """Returns the newest version that a process holds, which serves then; None if there is
         none. This process owns the tables.
 
-        It is the one that serves, or the last one that the owner before has served: that one may
-        have died when it had announced a version, and no reader had mapped it yet.
+        It is the one that serves, or one that the owner before has served: that one may have died
+        with a version that no reader had mapped yet.
 
         Args:
             where: name of the tables, for messages.
         """
         pages = [tables.page for tables in self.tables]
         pages[0].settle()
-        versions = [self.last] if self.last is not None else []
+        versions = list(self.served)
         if pages[0].serial > 0:
             serial, version = pages[0].serving
             recorded = [page.recorded(OWNER, serial) for page in pages]
             indexes = [each[1] for each in recorded if each is not None]
             if len(indexes) == len(pages):
-                versions.insert(0, LastVersion(serial, version, indexes))
+                versions.insert(0, ServedVersion(serial, version, indexes))
         for each in versions:
             serial, version = each.serial, each.version
             try:

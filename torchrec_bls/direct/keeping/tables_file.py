@@ -5,15 +5,16 @@ to offer them: a process of this user opens them through /proc, as a reader open
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from torchrec_bls import _native
 from torchrec_bls.direct.file_holders import holders_of
-from torchrec_bls.direct.keeping.model_tables import OWNER, LastVersion, ModelTables
+from torchrec_bls.direct.keeping.model_tables import OWNER, ModelTables, ServedVersion
 from torchrec_bls.direct.offers.collections import Collection
 from torchrec_bls.direct.offers.file_lock import opened_own
 from torchrec_bls.direct.offers.manifest import Manifest
@@ -23,7 +24,7 @@ from torchrec_bls.direct.part_index import Address
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.errors import ProtocolError, RendezvousError
-from torchrec_bls.records import Record, Whole, decode, read_bytes
+from torchrec_bls.records import Positive, Record, Whole, decode, read_bytes
 
 _CURE = "remove it, and the next keeper loads its checkpoint"
 
@@ -32,33 +33,47 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Address = tuple[_Number, _Number, Whole, Whole, Whole]
 
 
+class _Version(Record):
+    serial: Positive
+    version: str
+    indexes: list[_Address]
+
+
 class _Content(Record):
     manifest: Any
     pages: list[_Address]
-    indexes: list[_Address]
+    versions: list[_Version]
 
 
 class TablesFile(NamedTuple):
     """What a file tells.
 
     Attributes:
-        manifest: modules of the model, and the last version that its keeper has served.
+        manifest: modules of the model.
         pages: process, descriptor, device, inode and bytes of each module's control page.
-        indexes: the same of each module's index in that version.
+        versions: versions that its keeper has served last, the newest first.
     """
 
     manifest: Manifest
     pages: list[Address]
-    indexes: list[Address]
+    versions: list[ServedVersion]
 
 
-def write_tables_file(path: str, served: ServedModel) -> None:
-    """Says where the tables of a model are, and the version that it serves. Whoever reads the file
-    sees all of it, or all of the one before.
+def version_served(served: ServedModel) -> ServedVersion:
+    """Returns the version that a model serves. This process owns its tables."""
+    serving, _ = served.snapshot()
+    indexes = [generation.parts[OWNER].index.address for generation in serving]
+    return ServedVersion(serving[0].serial, serving[0].version, indexes)
+
+
+def write_tables_file(path: str, served: ServedModel, versions: Sequence[ServedVersion]) -> None:
+    """Says where the tables of a model are. Whoever reads the file sees all of it, or all of the
+    one before.
 
     Args:
         path: path of the file.
         served: the model.
+        versions: versions that it has served last, the newest first.
 
     Raises:
         ValueError: the file can't be written.
@@ -67,7 +82,7 @@ def write_tables_file(path: str, served: ServedModel) -> None:
     content = {
         "manifest": manifest_of(served.modules, serving[0]).as_json(),
         "pages": [reads.tables.page.address for reads in served.reads],
-        "indexes": [generation.parts[OWNER].index.address for generation in serving],
+        "versions": [version._asdict() for version in versions],
     }
     new = f"{path}.new"
     try:
@@ -99,7 +114,7 @@ def held_tables(path: str, collections: Mapping[str, Collection]) -> ModelTables
         return None
     try:
         with opened_own(path):
-            manifest, pages, indexes = read_tables_file(Path(path))
+            manifest, pages, versions = read_tables_file(Path(path))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     if manifest.host != this_process().host:  # it was restarted, or is another one
@@ -126,8 +141,7 @@ def held_tables(path: str, collections: Mapping[str, Collection]) -> ModelTables
         page = _native.ControlPage.open(address, 1, bytes.fromhex(module.digest))
         tables.append(collections[module.name].tables(module, page))
         tables[-1].check_places()
-    last = LastVersion(manifest.serial, manifest.version, indexes)
-    return ModelTables(manifest.modules, tables, last)
+    return ModelTables(manifest.modules, tables, versions)
 
 
 def read_tables_file(path: Path) -> TablesFile:
@@ -140,7 +154,8 @@ def read_tables_file(path: Path) -> TablesFile:
     data = read_bytes(path, error=ProtocolError)
     content = decode(data, _Content, str(path), _CURE, ProtocolError)
     manifest = Manifest.from_json(content.manifest, str(path))
-    counts = {len(manifest.modules), len(content.pages), len(content.indexes)}
+    versions = [ServedVersion(**structs.asdict(each)) for each in content.versions]
+    counts = {len(manifest.modules), len(content.pages), *(len(each.indexes) for each in versions)}
     if len(counts) > 1 or any(len(module.sizes) > 1 for module in manifest.modules):
         raise ProtocolError(f"{path} tells of no tables of one owner: {_CURE}")
-    return TablesFile(manifest, content.pages, content.indexes)
+    return TablesFile(manifest, content.pages, versions)

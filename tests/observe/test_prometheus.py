@@ -146,6 +146,7 @@ def test_tables_without_their_owner_are_named() -> None:
             rows_read=(70, 80),
             refused_batches=5,
             replaced_ids=6,
+            small_page_bytes=8192,
         )
     )
     assert scrape(registry) == {
@@ -164,6 +165,7 @@ def test_tables_without_their_owner_are_named() -> None:
         key("readers", process="1"): 2,
         key("readers_behind", process="1"): 1,
         key("reader_uncounted", process="1"): 0,
+        key("version_small_page_bytes", process="1"): 8192,
         key("rows_read_total", process="1", owner="0"): 70,
         key("rows_read_total", process="1", owner="1"): 80,
         key("refused_batches_total", process="1"): 5,
@@ -179,6 +181,7 @@ def test_tables_without_their_owner_are_named() -> None:
         key("readers", process="reader"): 1,
         key("readers_behind", process="reader"): 0,
         key("reader_uncounted", process="reader"): 1,
+        key("version_small_page_bytes", process="reader"): 0,
         key("failed_publishes_total", process="reader"): 0,
         key("rows_read_total", process="reader", owner="0"): 9,
         key("refused_batches_total", process="reader"): 0,

@@ -176,6 +176,11 @@ class ServingCollector(Collector):
             "1 where this process is not among the readers, since there are too many.",
             labels=("process",),
         )
+        small = GaugeMetricFamily(
+            "torchrec_bls_version_small_page_bytes",
+            "Bytes of these tables in pages of 4 KiB that were asked for in pages of 2 MiB.",
+            labels=("process",),
+        )
         rows = CounterMetricFamily(
             "torchrec_bls_rows_read",
             "Rows that batches of this process have read of the shards of a rank.",
@@ -201,6 +206,7 @@ class ServingCollector(Collector):
             behind.add_metric((process,), len(state.readers_behind))
             uncounted.add_metric((process,), state.uncounted)
             failed.add_metric((process,), state.failed_publishes)
+            small.add_metric((process,), state.small_page_bytes)
             for family, fact in (
                 (published, state.published),
                 (took, state.publish_seconds),
@@ -216,4 +222,4 @@ class ServingCollector(Collector):
                 missing.add_metric((process, str(owner)), owner in state.missing)
                 rows.add_metric((process, str(owner)), rows_read)
         yield from (version, serial, published, took, written, reused, failed, announced, missing)
-        yield from (gone, readers, behind, uncounted, rows, refused, replaced)
+        yield from (gone, readers, behind, uncounted, small, rows, refused, replaced)

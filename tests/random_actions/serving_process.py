@@ -396,13 +396,16 @@ def follow(node: Node, number: int) -> None:
     def serves() -> bool:
         nonlocal why
         try:
-            return node.served.check(node.model, node.batches, node.expected, 0) == number
+            seen = node.served.check(node.model, node.batches, node.expected, 0)
         except ValueError as error:
             # What this rank wrote in place is replaced by the version.
             if not _HELD_BACK.search(str(error)):
                 raise
             why = str(error)
             return False
+        # A process that is behind may be at an earlier version of the same name.
+        state = serving_state(node.model)
+        return seen == number and state.serial == state.announced_serial
 
     try:
         nodes.until(serves)

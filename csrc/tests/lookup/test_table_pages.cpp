@@ -170,8 +170,8 @@ TEST_CASE("a segment that asks for no pages of 2 MiB lacks none") {
   CHECK(segment.small_page_bytes() == 0);
   CHECK(segment.page_bytes() == 4096);
   check_mappings(segment, 0);
-  const TableSegment small = TableSegment::create(kPagesLabel, std::vector<TablePart>{}, kHugePage - 1,
-                                                  HugePages::kTransparent);
+  const TableSegment small = TableSegment::create(kPagesLabel, std::vector<TablePart>{},
+                                                  kHugePage - 1, HugePages::kTransparent);
   CHECK(small.small_page_bytes() == 0);
 }
 

@@ -65,6 +65,18 @@ def processes_of(
         processes.close()
 
 
+@contextmanager
+def stopped(processes: Nodes, name: str) -> Iterator[int]:
+    """Stops a process for the time of this context. Yields its number."""
+    pid = processes.call(name, nodes.pid_of)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        nodes.until(lambda: nodes.state_of(pid) == "T")
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("served_by", SERVED)
 def test_a_successor_takes_the_tables_over_from_a_reader(tmp_path: Path, served_by: str) -> None:
     with processes_of(tmp_path, served_by, "first", "second", "reader", "late") as processes:
@@ -138,15 +150,10 @@ def test_a_stopped_keeper_keeps_its_place(tmp_path: Path) -> None:
     with processes_of(tmp_path, FLOAT, "first", "second", "reader") as processes:
         processes.call("first", keep, 1)
         processes.call("reader", nodes.join, KEEPER)
-        pid = processes.call("first", nodes.pid_of)
-        os.kill(pid, signal.SIGSTOP)
-        nodes.until(lambda: nodes.state_of(pid) == "T")
-        try:
+        with stopped(processes, "first") as pid:
             processes.call("reader", nodes.check, 1)
             with pytest.raises(NodeFailedError, match=rf"process {pid} keeps.* is stopped \(kill"):
                 processes.call("second", keep, None)
-        finally:
-            os.kill(pid, signal.SIGCONT)
         processes.call("first", publish, 2)
         processes.call("reader", nodes.go_over, 2)
 
@@ -157,17 +164,12 @@ def test_a_successor_finds_versions_before_the_last_one(tmp_path: Path, served_b
     with processes_of(tmp_path, served_by, "first", "second", "reader") as processes:
         processes.call("first", keep, 1)
         processes.call("reader", nodes.join, KEEPER)
-        pid = processes.call("reader", nodes.pid_of)
-        os.kill(pid, signal.SIGSTOP)
-        nodes.until(lambda: nodes.state_of(pid) == "T")
-        try:
+        with stopped(processes, "reader"):
             processes.call("first", publish, 2)
             processes.call("first", publish, 3)
             processes.kill("first")
             assert processes.call("second", keep, None)
             processes.call("second", nodes.check, 1)
-        finally:
-            os.kill(pid, signal.SIGCONT)
         processes.call("reader", nodes.check, 1)
         processes.call("second", publish, 4)
         processes.call("reader", nodes.go_over, 4)
@@ -178,18 +180,13 @@ def test_a_stopped_reader_holds_the_old_version(tmp_path: Path) -> None:
     with processes_of(tmp_path, FLOAT, "first", "second", "reader") as processes:
         processes.call("first", keep, 1)
         processes.call("reader", nodes.join, KEEPER)
-        pid = processes.call("reader", nodes.pid_of)
-        os.kill(pid, signal.SIGSTOP)
-        nodes.until(lambda: nodes.state_of(pid) == "T")
-        try:
+        with stopped(processes, "reader"):
             ended = processes.call("first", nodes.pid_of)
             processes.begin("first", lose, 2)
             nodes.until(lambda: nodes.state_of(ended) in "ZX")
             assert processes.call("second", keep, None)
             processes.call("second", nodes.check, 1)
             processes.call("second", publish, 3)
-        finally:
-            os.kill(pid, signal.SIGCONT)
         processes.call("reader", nodes.go_over, 3)
 
 

@@ -4,6 +4,7 @@ import array
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from tests.direct.nodes import until
 from tests.direct.test_last_defence import no_descriptors
 from torchrec_bls import _native
-from torchrec_bls.direct.file_holders import holders_of
+from torchrec_bls.direct.file_holders import holders_of, holds_all
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.errors import ProtocolError
@@ -67,6 +68,19 @@ def test_who_cannot_look_says_so() -> None:
         holders_of([(device, inode)])
     receiving.close()
     assert not holders_of([(device, inode)])  # it has looked this time
+
+
+def test_a_process_holds_all_files_or_not(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        path.touch()
+    files = [(path.stat().st_dev, path.stat().st_ino) for path in paths]
+    with paths[0].open():
+        assert holds_all(os.getpid(), files[:1])
+        assert not holds_all(os.getpid(), files)
+        with paths[1].open():
+            assert holds_all(os.getpid(), files)
+    assert not holds_all(0, files)  # there is no such process
 
 
 def test_the_file_of_another_label_is_not_looked_for_elsewhere(searches: list[str]) -> None:

@@ -240,6 +240,46 @@ def follow(node: Node) -> None:
     follower.start()
 
 
+def close_and_die(node: Node, begun: str) -> None:
+    Path(node.path_of(begun)).touch()
+    kept(node).close()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_keeper_that_closes_hands_its_last_version_on(tmp_path: Path) -> None:
+    """A reader had mapped nothing of it yet."""
+    with processes_of(tmp_path, FLOAT, "first", "second", "reader") as processes:
+        processes.call("first", keep, 1)
+        processes.call("reader", nodes.join, KEEPER)
+        processes.call("reader", hold_back)
+        processes.call("first", publish, 2)
+        processes.begin("first", close_and_die, "begun")
+        nodes.until((tmp_path / "begun").exists)
+        processes.call("reader", follow)
+        processes.call("reader", nodes.go_over, 2)
+        assert processes.call("second", keep, None)
+        processes.call("second", nodes.check, 2)
+
+
+def close_without_waiting(node: Node) -> list[str]:
+    keeping._HANDING_ON = 0.0
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeping._log, "warning", lambda text, *args: said.append(text % args))
+        kept(node).close()
+    return said
+
+
+def test_a_keeper_that_closes_says_what_nobody_has(tmp_path: Path) -> None:
+    with processes_of(tmp_path, FLOAT, "first", "reader") as processes:
+        processes.call("first", keep, 1)
+        processes.call("reader", nodes.join, KEEPER)
+        processes.call("reader", hold_back)
+        processes.call("first", publish, 2)
+        [said] = processes.call("first", close_without_waiting)
+        assert "no reader" in said and "version '2'" in said
+
+
 def refuse_another_model(node: Node) -> None:
     class Other(nn.Module):
         def __init__(self) -> None:

@@ -24,6 +24,14 @@ def is_held(pid: int, descriptor: int, device: int, inode: int) -> bool:
     return _file_of(Path(f"/proc/{pid}/fd/{descriptor}").stat) == (device, inode)
 
 
+def holds_all(pid: int, files: Iterable[File]) -> bool:
+    """Returns whether a process holds each of some files. One that can't be asked holds none."""
+    missing = set(files)
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        missing.difference_update(*([_file_of(each.stat)] for each in descriptors))
+    return not missing
+
+
 def holders_of(files: Iterable[File]) -> dict[File, tuple[int, int]]:
     """Returns process and descriptor by which some process of this user holds each of some files.
     Those that nobody holds are left out.

@@ -15,6 +15,7 @@ from torch import nn
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_version
 from torchrec_bls.direct.keeping.checkpoint_weights import AnyCheckpoint, opened
+from torchrec_bls.direct.keeping.handing_on import await_a_holder
 from torchrec_bls.direct.keeping.model_tables import OWNER, ModelTables, ServedVersion
 from torchrec_bls.direct.keeping.path_lock import PathLock
 from torchrec_bls.direct.keeping.tables_file import (
@@ -42,6 +43,8 @@ from torchrec_bls.lifetime import do_all
 _DEADLINE = 600.0
 # Seconds that a publication may take to end when the keeper is closed.
 _ENDING = 60.0
+# Seconds that a reader may take to map the last version before the keeper is closed.
+_HANDING_ON = 10.0
 # Versions that a successor is told of. Readers that are so far behind are stopped.
 _REMEMBERED = 8
 _log = logging.getLogger(__name__)
@@ -218,8 +221,11 @@ class Keeper:
         self._closed.wait()
 
     def close(self) -> None:
-        """Lets another process keep the tables. Readers go on, and follow it. In a forked child it
-        does nothing: the keeper is the parent's.
+        """Lets another process keep the tables. Readers go on, and follow it.
+
+        It waits until a reader has the version that serves, for 10 s: else the version would end
+        with this process, and the successor would have to go back to the one before. In a forked
+        child it does nothing: the keeper is the parent's.
 
         Raises:
             PeerTimeoutError: a thread has not finished publishing. The keeper goes on.
@@ -228,6 +234,13 @@ class Keeper:
             return
         do_all(each.close for each in self._watches)
         self._served.give_up(_ENDING)
+        if not await_a_holder(self._served, _HANDING_ON):
+            _log.warning(
+                "no reader of %s has mapped version %r yet: it is lost if this process ends before "
+                "one has",
+                self.path,
+                self.version,
+            )
         self._closed.set()
         do_all([self._offer.close, self._lock.release])
 

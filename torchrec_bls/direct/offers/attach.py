@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 
 from torch import nn
 
@@ -15,7 +15,7 @@ from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, c
 from torchrec_bls.direct.offers.manifest import Manifest
 from torchrec_bls.direct.offers.read_tables import Received, check_same, read_tables
 from torchrec_bls.direct.process import this_process
-from torchrec_bls.errors import BLSError, ProtocolError
+from torchrec_bls.errors import ProtocolError
 from torchrec_bls.lifetime import whole_at_forks
 
 
@@ -57,12 +57,7 @@ def attach(
     collections = collections_of(model)
     with closing(connect(where, deadline)) as conversation:
         received = _receive(conversation, where, collections)
-
-        def acknowledge() -> None:
-            with suppress(BLSError):  # the other process has ended, and is not needed any more
-                conversation.acknowledge()
-
-        read_tables(model, collections, received, owner, acknowledge=acknowledge)
+    read_tables(model, collections, received, owner)
 
 
 @whole_at_forks()

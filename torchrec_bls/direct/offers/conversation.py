@@ -32,7 +32,6 @@ _MOST_DESCRIPTORS = 1 << 16
 _STEP = 128
 _RECEIVED_AT_ONCE = 1 << 20
 _ONE_DESCRIPTOR = b"d"
-_DONE = b"k"
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 # Seconds between two tries to connect to a process with a full queue.
 _PAUSE = 0.005
@@ -153,14 +152,6 @@ class Conversation:
             self._receive_descriptors(min(_STEP, count - first), descriptors)
         where = f"{self._where} sends no manifest, it"
         return decode(text, object, where, "install one version of torchrec-bls", ProtocolError)
-
-    def acknowledge(self) -> None:
-        """Tells the other end that everything has arrived and is in use."""
-        self._send(_DONE)
-
-    def await_acknowledgement(self) -> None:
-        """Waits for `acknowledge` of the other process."""
-        self._receive(len(_DONE))
 
     def _receive_descriptors(self, count: int, descriptors: Descriptors) -> None:
         room = socket.CMSG_SPACE(count * array.array("i").itemsize)

@@ -164,9 +164,8 @@ class Offer:
         except Exception as error:
             conversation.send({"refused": named(error)}, [])
             return
-        # Both keep the version's descriptors open, even if another one serves meanwhile.
+        # What is under way stays, even if another version serves meanwhile or this process ends.
         conversation.send(manifest.as_json(), _descriptors_of(served, serving, dense))
-        conversation.await_acknowledgement()
 
 
 def offer(model: nn.Module, path: str | os.PathLike[str]) -> Offer:

@@ -1,6 +1,6 @@
 """The change of a model that is not sharded into one that reads tables."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,6 @@ def read_tables(
     owner: int | None,
     *,
     has_place: bool = False,
-    acknowledge: Callable[[], None] = lambda: None,
 ) -> None:
     """Makes a model read tables. If a step fails, or a signal ends it, all is as it was.
 
@@ -56,7 +55,6 @@ def read_tables(
         received: what it reads.
         owner: rank whose tables this process publishes from now on; None: it publishes nothing.
         has_place: whether it does so already.
-        acknowledge: function that is called when all is done.
 
     Raises:
         ValueError: `owner` is no rank, or its process lives; or the model can't have the dense
@@ -70,7 +68,7 @@ def read_tables(
         check_owner(owner, received.tables[0].owners)
     ownership = Ownership([tables.page for tables in received.tables])
     taken = None if has_place else owner
-    _change(model, readers, dense, received.dense, ownership, taken, acknowledge)
+    _change(model, readers, dense, received.dense, ownership, taken)
 
 
 def check_same(
@@ -95,7 +93,6 @@ def _change(
     given: Mapping[str, Any],
     ownership: Ownership,
     owner: int | None,
-    acknowledge: Callable[[], None],
 ) -> None:
     """Takes the rank's place and makes the model read the tables. If a step fails, or a signal
     ends it, all is as it was."""
@@ -108,7 +105,6 @@ def _change(
         _replace(model, readers)
         _fill(DenseState(model, readers.values()), given)
         ServedModel.of(model)
-        acknowledge()
     except BaseException:
         ServedModel.forget(model)
         _replace(model, collections)

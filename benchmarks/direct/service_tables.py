@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from torchrec.inference.modules import quantize_inference_model
 
 from benchmarks.direct.page import service_tables_section
 from benchmarks.harness import record
+from benchmarks.harness.memory import PeakMemory, give_back, held_bytes, touch
 from benchmarks.harness.statistics import Spread
 from torchrec_bls import attach, keeper, serving_state, version_of
 from torchrec_bls.checkpoints import open_checkpoint
@@ -36,10 +36,9 @@ QUICK = {"attach_gib": [0.01], "switch_gib": [0.01], "float_gib": 0.02, "repetit
 
 _TABLES, _DIM, _BATCH = 26, 64, 128
 _ROW_BYTES = _DIM + 4  # INT8: scale and shift in front
-_STEP = 16 << 20
+_STEP = 4 << 20
 _CHANGED = _TABLES // 2
 _DEADLINE_S = 600.0
-_PROBE_S = 0.005
 
 
 class Model(nn.Module):
@@ -195,40 +194,6 @@ def measure_size(gib: float, switches: int, attaches: int) -> dict[str, Any]:
     return result
 
 
-class _Peak:
-    """The most memory that a process has had meanwhile: anonymous pages and memory files."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> "_Peak":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._ends.wait(_PROBE_S):
-            self.bytes = max(self.bytes, held_bytes())
-
-
-def held_bytes() -> int:
-    """Bytes of this process's anonymous pages and of the memory files that it holds."""
-    files = {}
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if str(descriptor.readlink()).startswith("/memfd:"):
-                found = descriptor.stat()
-                files[found.st_ino] = found.st_blocks * 512
-    status = Path("/proc/self/status").read_text()
-    anonymous = next(line for line in status.splitlines() if line.startswith("RssAnon"))
-    return sum(files.values()) + int(anonymous.split()[1]) * 1024
-
-
 def _processor_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -271,32 +236,59 @@ def read_and_hash(folder: Path) -> float:
     return time.perf_counter() - begin
 
 
-def _load(connection: Any, folder: str, rows: int) -> None:
-    """Loads a float checkpoint as INT8 rows, then one with a changed table."""
+def _prepare(rows: int, tables: int) -> None:
+    """Begins a measurement of memory and time with memory for some float tables at hand, and none
+    kept."""
+    give_back()
+    touch(tables * rows * _DIM * 4)
+
+
+def _load(connection: Any, folder: str, rows: int, times: int) -> None:
+    """Loads a float checkpoint as INT8 rows, then in turn one with a changed table and the first
+    one."""
     first, second = Path(folder) / "first", Path(folder) / "second"
     model = quantized(rows)
+    _prepare(rows, 2 * _TABLES)
     before, used = held_bytes(), _processor_s()
-    with _Peak() as peak:
+    with PeakMemory() as peak:
         kept = keeper(lambda: model, first, str(Path(folder) / "tables"), version="1")
-    result = {"load_processor_s": _processor_s() - used, "load_peak": peak.bytes - before}
-    loaded = held_bytes()
-    result["generation"] = loaded - before
-    hashed = [read_and_hash(second)]
-    begin = time.perf_counter()
-    with _Peak() as peak:
-        publication = kept.publish(second, version="2", deadline=_DEADLINE_S)
-    result["refresh_s"] = time.perf_counter() - begin
-    hashed.append(read_and_hash(second))
-    result["refresh_extra"] = peak.bytes - loaded
-    result["written"], result["reused"] = publication.bytes_written, publication.bytes_reused
-    result["read_and_hash_s"] = sum(hashed) / len(hashed)
+    result: dict[str, Any] = {
+        "load_processor_s": _processor_s() - used,
+        "load_peak": peak.bytes - before,
+    }
+    give_back()
+    result["generation"] = held_bytes() - before
+    refreshes = []
+    for number in range(times):
+        changed = first if number % 2 else second
+        hashed = read_and_hash(changed)
+        _prepare(rows, 2)
+        loaded = held_bytes()
+        with PeakMemory() as peak:
+            begin = time.perf_counter()
+            publication = kept.publish(changed, version=str(number + 2), deadline=_DEADLINE_S)
+            seconds = time.perf_counter() - begin
+        hashed = (hashed + read_and_hash(changed)) / 2
+        refreshes.append(
+            {
+                "refresh_s": seconds,
+                "read_and_hash_s": hashed,
+                "ratio": seconds / hashed,
+                "extra": peak.bytes - loaded,
+                "written": publication.bytes_written,
+                "reused": publication.bytes_reused,
+            }
+        )
+    for name in refreshes[0]:
+        result[name] = Spread([float(each[name]) for each in refreshes])
     connection.send(result)
 
 
 def _torchrec(connection: Any, folder: str, rows: int) -> None:
     """Loads and quantizes the same checkpoint as TorchRec does: the whole float model first."""
+    _prepare(rows, 2 * _TABLES)
     before, used = held_bytes(), _processor_s()
-    with _Peak() as peak:
+    with PeakMemory() as peak:
         model = Model(rows)
         with open_checkpoint(Path(folder) / "first") as weights:
             whole = {name: weights[name].read(0, rows) for name in weights}
@@ -307,13 +299,13 @@ def _torchrec(connection: Any, folder: str, rows: int) -> None:
     connection.send({"processor_s": _processor_s() - used, "peak": peak.bytes - before})
 
 
-def measure_load(gib: float) -> dict[str, Any]:
-    """A load and a refresh with one changed table, and TorchRec's quantization."""
+def measure_load(gib: float, times: int) -> dict[str, Any]:
+    """A load, refreshes with one changed table, and TorchRec's quantization."""
     rows = rows_of(gib, 4 * _DIM)
     with tempfile.TemporaryDirectory(prefix="bls-tables-") as folder:
         write_checkpoint(Path(folder) / "first", rows)
         write_checkpoint(Path(folder) / "second", rows, _CHANGED)
-        with _process(_load, folder, rows) as process:
+        with _process(_load, folder, rows, times) as process:
             result = _answer_of(process)
         with _process(_torchrec, folder, rows) as process:
             result["torchrec"] = _answer_of(process)
@@ -326,7 +318,7 @@ def main() -> None:
     before = record.environment()
     attach_gib, switch_gib = settings["attach_gib"], settings["switch_gib"]
     times = settings["repetitions"]
-    results: list[Any] = [measure_load(settings["float_gib"])]
+    results: list[Any] = [measure_load(settings["float_gib"], times)]
     for gib in sorted({*attach_gib, *switch_gib}):
         switches, attaches = (times if gib in sizes else 0 for sizes in (switch_gib, attach_gib))
         results.append(measure_size(gib, switches, attaches))

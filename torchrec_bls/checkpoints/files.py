@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from torchrec_bls.checkpoints.row_memory import RowMemory
 from torchrec_bls.lifetime import new_lock
 
 _T = TypeVar("_T")
@@ -49,10 +50,14 @@ class Files:
 
     Args:
         root: folder of the files.
+
+    Attributes:
+        memory: memory for rows of the files.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.memory = RowMemory()
         self._states: dict[Path, _State] = {}
         self._open: dict[Path, _OpenFile] = {}
         self._lock = new_lock()

@@ -164,7 +164,7 @@ class StoredRows:
             if max(first, block.offsets[0]) < min(end, block.offsets[0] + block.shape[0])
         ]
         # Only now, since what is found bounds it.
-        out = torch.empty(end - first, *self.shape[1:], dtype=self.dtype)
+        out = self._files.memory.rows((end - first, *self.shape[1:]), self.dtype)
         for block, values in asked:
             begin = max(first, block.offsets[0])
             stop = min(end, block.offsets[0] + block.shape[0])

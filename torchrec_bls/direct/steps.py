@@ -1,6 +1,7 @@
 """The content of an owner's bytes, read in steps: each source row once."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -140,7 +141,7 @@ def _digest(source: Sequence[torch.Tensor]) -> bytes:
 
 def _refuse_not_finite(name: str, rows: torch.Tensor, first: int) -> None:
     """Raises ValueError if a weight is NaN or infinite. The sum of all is if one is."""
-    if not rows.is_floating_point() or bool(rows.sum(dtype=torch.float32).isfinite()):
+    if not rows.is_floating_point() or math.isfinite(rows.sum(dtype=torch.float32).item()):
         return
     finite = rows.isfinite().view(len(rows), -1).all(dim=1)
     if not bool(finite.all()):

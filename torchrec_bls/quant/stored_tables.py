@@ -116,18 +116,25 @@ class StateDictRows:
         self._state_dict = state_dict
         self._prefix = prefix
         self._what = what
+        # Weights of each table, once they are checked: steps of rows ask for them.
+        self._checked: dict[StoredTable, list[torch.Tensor | Rows]] = {}
 
     def check(self, table: StoredTable) -> None:
         """See RowSource."""
-        for weights in self._weights(table):
+        for weights in self._found(table):
             if not isinstance(weights, Rows):
                 check_is_dense(f"{self._prefix}{table.name}.weight", weights)
 
     def read(self, table: StoredTable, first: int, end: int) -> RowsRead:
         """See RowSource; only these rows are read and quantized."""
         name = f"{self._prefix}{table.name}.weight"
-        source = tuple(rows_read(name, each, first, end) for each in self._weights(table))
+        source = tuple(rows_read(name, each, first, end) for each in self._found(table))
         return RowsRead(source, partial(_stored, table, *source))
+
+    def _found(self, table: StoredTable) -> list[torch.Tensor | Rows]:
+        if table not in self._checked:
+            self._checked[table] = self._weights(table)
+        return self._checked[table]
 
     def _weights(self, table: StoredTable) -> list[torch.Tensor | Rows]:
         """Returns the weights, and scale and shift if these are beside them."""

@@ -145,16 +145,14 @@ def service_tables_section(record: Record) -> str:
             ["TorchRec", f"{of_peer:.2f}", f"{peer['peak'] / mib:.0f}", ""],
         ],
     )
-    seconds, ratio, extra, written, reused = (
-        load[name]["median"] for name in ("refresh_s", "ratio", "extra", "written", "reused")
-    )
+    seconds, ratio, extra = (load[name]["median"] for name in ("refresh_s", "ratio", "extra"))
     share = 100 * load["extra"]["max"] / load["generation"]
     refresh = (
         f"A refresh with 1 of 26 tables changed took {seconds:.2f} s, {ratio:.2f} "
         f"({load['ratio']['min']:.2f} to {load['ratio']['max']:.2f}) times as long as reading and "
         f"hashing the directory once, medians of {record['settings']['repetitions']}. It wrote "
-        f"{written / mib:.1f} MiB and reused {reused / mib:.0f} MiB. At most it took {share:.1f} % "
-        f"more memory ({extra / mib:.0f} MiB, the median)."
+        f"{load['written'] / mib:.1f} MiB and reused {load['reused'] / mib:.0f} MiB. At most it "
+        f"took {share:.1f} % more memory ({extra / mib:.0f} MiB, the median)."
     )
     rows = [
         [

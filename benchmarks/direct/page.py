@@ -135,11 +135,12 @@ def service_tables_section(record: Record) -> str:
     mib = 1 << 20
     peer = load["torchrec"]
     rate, of_peer = (
-        load["float_gib"] / seconds for seconds in (load["load_processor_s"], peer["processor_s"])
+        load["float_gib"] * (1 << 30) / 1e9 / seconds
+        for seconds in (load["load_processor_s"], peer["processor_s"])
     )
     generation = f"{load['generation'] / mib:.0f}"
     loads = page.table(
-        ["", "GiB of float32 a core second", "peak, MiB", "of it INT8 rows, MiB"],
+        ["", "GB of float32 a core second", "peak, MiB", "of it INT8 rows, MiB"],
         [
             ["keeper", f"{rate:.2f}", f"{load['load_peak'] / mib:.0f}", generation],
             ["TorchRec", f"{of_peer:.2f}", f"{peer['peak'] / mib:.0f}", ""],

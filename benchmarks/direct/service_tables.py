@@ -290,6 +290,7 @@ def _load(connection: Any, folder: str, rows: int, times: int) -> None:
 def _torchrec(connection: Any, folder: str, rows: int) -> None:
     """Loads and quantizes the same checkpoint as TorchRec does: the whole float model first."""
     _prepare(rows, 2 * _TABLES)
+    torch.set_num_threads(1)  # others that wait would count
     before, used = held_bytes(), _processor_s()
     with PeakMemory() as peak:
         model = Model(rows)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from torchrec_bls.direct.one_thread import one_torch_thread
+
 # Bytes of source rows, or of stored ones where these are longer, that are in memory at once. They
 # stay in a processor's cache from the read to the last use. Of steps of 16 MiB the allocator kept
 # 300 MiB that were free.
@@ -62,12 +64,14 @@ class Run:
             yield self._step(at, step_end, first)
             at = step_end
 
+    @one_torch_thread()
     def _step(self, begin: int, end: int, first: int) -> "Step":
         read = self.read(first, -(-(end - self.origin) // self.row_bytes))
         for tensor in read.source:
             _refuse_not_finite(self.name, tensor, first)
         skipped = begin - self.origin - first * self.row_bytes
 
+        @one_torch_thread()
         def stored() -> torch.Tensor:
             return read.stored().view(-1).view(torch.uint8)[skipped : skipped + end - begin]
 

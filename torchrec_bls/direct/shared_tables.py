@@ -191,26 +191,27 @@ def _open_all(addresses: Sequence[Address], labels: Sequence[Label]) -> list[_na
             can't look.
     """
     segments: dict[int, _native.TableSegment] = {}
-    failed: dict[int, BLSError] = {}
+    # An exception among them would keep itself, and all that its callers have.
+    lost: list[int] = []
     for number, (address, label) in enumerate(zip(addresses, labels, strict=True)):
         try:
             segments[number] = _native.TableSegment.open(address, label)
-        except BLSError as error:
+        except BLSError:
             if is_held(*address[:4]):
                 raise
-            failed[number] = error
-    if failed:
+            lost.append(number)
+    if lost:
         try:
-            holders = holders_of(addresses[number][2:4] for number in failed)
+            holders = holders_of(addresses[number][2:4] for number in lost)
         except OSError as error:
             raise RendezvousError(
                 f"cannot look for the tables that other processes have announced: {error}. Raise "
                 "the limit of open files (ulimit -n)"
             ) from error
-        for number, lost in failed.items():
-            _, _, device, inode, size = addresses[number]
-            if (device, inode) not in holders:
-                raise lost
-            elsewhere = (*holders[device, inode], device, inode, size)
-            segments[number] = _native.TableSegment.open(elsewhere, labels[number])
+        for number in lost:
+            *place, device, inode, size = addresses[number]
+            # One that nobody holds fails again.
+            found = holders.get((device, inode), place)
+            address = (*found, device, inode, size)
+            segments[number] = _native.TableSegment.open(address, labels[number])
     return [segments[number] for number in range(len(addresses))]

@@ -151,8 +151,8 @@ class Switches:
             self._follower.release(before)
 
     def follow_drained(self) -> None:
-        """Changes to the newest version if that or the one that is read is drained, without a batch:
-        none may come. Raises as `take_newest`."""
+        """Changes to the newest version, without a batch, if it or the one that is read is drained.
+        Raises as `take_newest`."""
         newest = self._follower.newest
         is_drained = newest[0].drained_for or self.taken[0].drained_for
         if is_drained and newest is not self.settled:

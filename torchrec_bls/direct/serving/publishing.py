@@ -133,8 +133,9 @@ def publish(
 def version_of(model: nn.Module) -> str:
     """Returns the version of the weights that the last batch of `model` saw.
 
-    It is the name that `publish` was given, and "(first forward)" before that. It is empty if
-    tables are not read directly, and before the first batch of float tables."""
+    It is the name that `publish` was given, "(first forward)" before that, and "(drained)" while no
+    version serves. It is empty if tables are not read directly, and before the first batch of float
+    tables."""
     return next(iter(reading_modules(model).values())).version
 
 

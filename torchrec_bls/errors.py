@@ -30,6 +30,11 @@ class BatchRefusedError(BLSError):
     next batch is not affected."""
 
 
+class DrainedError(BLSError):
+    """No version serves, since one is being made on a host that can't hold two. The text says which
+    process makes it."""
+
+
 class RendezvousError(BLSError):
     """The ranks could not set up a channel together."""
 

@@ -73,7 +73,7 @@ def _tables() -> tuple[FloatTables, OwnerPart]:
     page = _native.ControlPage.create(1, digest)
     places = {("table", layout.shards[0]): 0}
     tables = FloatTables(page, digest, {"table": layout}, [_BYTES], False, places, torch.float32)
-    part = tables.create(0, "1", content_of([]), None, None)
+    part = tables.create(0, "1", content_of([]), None, {})
     page.record(0, 1, "1", part.index.address)
     page.announce(0, 1)
     return tables, part
@@ -84,7 +84,7 @@ def measure(seconds: float, lost: bool) -> float:
     tables, part = _tables()
     follower = Follower([tables], (tables.generation("1", 1, [part]),), settles=False)
     if lost:
-        gone = tables.create(0, "2", content_of([]), None, None)
+        gone = tables.create(0, "2", content_of([]), None, {})
         tables.page.record(0, 2, "2", gone.index.address)
         del gone
         tables.page.announce(0, 2)

@@ -15,8 +15,10 @@ import pytest
 from tests.direct import nodes
 from tests.direct.at_every_line import PACKAGE, Place
 from tests.direct.nodes import DEADLINE, FLOAT, Node
+from tests.direct.test_drain import go_over
 from tests.direct.test_keeper import KEEPER, SERVED, keep, kept, processes_of, publish
 from torchrec_bls import Keeper, keeper
+from torchrec_bls.errors import DrainedError
 
 
 def walk(call: Callable[[], Any], kill_at: Place | None) -> list[Place]:
@@ -43,26 +45,28 @@ def walk(call: Callable[[], Any], kill_at: Place | None) -> list[Place]:
     return list(places)
 
 
-def publish_and_walk(node: Node, number: int, kill_at: Place | None) -> list[Place]:
+def publish_and_walk(node: Node, number: int, drain: bool, kill_at: Place | None) -> list[Place]:
     made: Keeper = keeper(node.served.bare_model, {}, node.path_of(KEEPER))
     assert made.took_over
     new = node.served.weights_of(number)
 
     def call() -> None:
-        made.publish(new, version=str(number), deadline=DEADLINE)
+        made.publish(new, version=str(number), drain=drain, deadline=DEADLINE)
 
     places = walk(call, kill_at)
     made.close()
     return places
 
 
-def walk_in_child(node: Node, number: int, kill_at: Place | None) -> tuple[int, list[Place]]:
+def walk_in_child(
+    node: Node, number: int, drain: bool, kill_at: Place | None
+) -> tuple[int, list[Place]]:
     """Returns the signal that has ended a child which publishes, 0 if none has, and its places."""
     told = Path(node.path_of("places"))
     pid = os.fork()
     if pid == 0:
         try:
-            told.write_bytes(pickle.dumps(publish_and_walk(node, number, kill_at)))
+            told.write_bytes(pickle.dumps(publish_and_walk(node, number, drain, kill_at)))
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -74,9 +78,21 @@ def walk_in_child(node: Node, number: int, kill_at: Place | None) -> tuple[int, 
     return 0, pickle.loads(told.read_bytes())
 
 
-def take_over(node: Node, number: int) -> None:
-    assert keep(node, None)
+def take_over(node: Node, number: int, drain: bool) -> None:
+    """Publishes. Nothing is loaded for that, unless all readers had let go of their version."""
+    if drain:
+        keep(node, number)
+    else:
+        assert keep(node, None)
     publish(node, number)
+
+
+def look(node: Node) -> int:
+    """Returns the version that serves; 0 while there is none."""
+    try:
+        return nodes.check(node)
+    except DrainedError:
+        return 0
 
 
 def give_up(node: Node) -> None:
@@ -85,35 +101,39 @@ def give_up(node: Node) -> None:
     node.model = None
 
 
-def kill_at_places(folder: Path, served_by: str, step: int) -> None:
+def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None:
     names = "first", "nursery", "successor", "reader"
     with processes_of(folder, served_by, *names, deadline=1200.0) as processes:
         processes.call("first", keep, 1)
         processes.call("reader", nodes.join, KEEPER)
         processes.call("first", give_up)
-        _, places = processes.call("nursery", walk_in_child, 2, None)
+        _, places = processes.call("nursery", walk_in_child, 2, drain, None)
         assert len(places) > 100
-        processes.call("reader", nodes.go_over, 2)
-        shown = 2
+        processes.call("reader", go_over, 2)
+        shown, seen_drained = 2, 0
         for place in places[::step]:
             new, last = shown % 3 + 1, (shown + 1) % 3 + 1
             what = f"{Path(place[0]).name}:{place[1]}"
-            ended_by, _ = processes.call("nursery", walk_in_child, new, place)
+            ended_by, _ = processes.call("nursery", walk_in_child, new, drain, place)
             assert ended_by == signal.SIGKILL, what
-            seen = processes.call("reader", nodes.check)
-            assert seen in (shown, new), (what, seen)
-            processes.call("successor", take_over, last)
-            processes.call("reader", nodes.go_over, last)
+            seen = processes.call("reader", look)
+            assert seen in (shown, new, *([0] if drain else [])), (what, seen)
+            seen_drained += seen == 0
+            processes.call("successor", take_over, last, drain)
+            processes.call("reader", go_over, last)
             processes.call("successor", give_up)
             shown = last
+        assert (seen_drained > 0) == drain
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("drain", [False, True])
 @pytest.mark.parametrize("served_by", SERVED)
-def test_a_keeper_is_killed_at_many_lines(tmp_path: Path, served_by: str) -> None:
+def test_a_keeper_is_killed_at_many_lines(tmp_path: Path, served_by: str, drain: bool) -> None:
     """With a step of 1 it is each line, which takes minutes."""
-    kill_at_places(tmp_path, served_by, 7)
+    kill_at_places(tmp_path, served_by, 7, drain)
 
 
-def test_a_keeper_is_killed_at_some_lines(tmp_path: Path) -> None:
-    kill_at_places(tmp_path, FLOAT, 29)
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_keeper_is_killed_at_some_lines(tmp_path: Path, drain: bool) -> None:
+    kill_at_places(tmp_path, FLOAT, 29, drain)

@@ -47,7 +47,8 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 def made(
     tables: FloatTables, version: str, state_dict: Mapping[str, Any], before: OwnerPart | None
 ) -> OwnerPart:
-    return tables.create(0, version, tables.content(0, "m.", state_dict), None, before)
+    pieces = {} if before is None else before.numbered
+    return tables.create(0, version, tables.content(0, "m.", state_dict), None, pieces)
 
 
 def files_of(part: OwnerPart) -> list[int]:
@@ -111,9 +112,9 @@ def test_a_piece_is_made_again_exactly_if_a_row_of_it_has_changed(
 def test_weights_in_memory_are_never_taken_for_those_of_a_version() -> None:
     tables, new = tables_in_memory(), weights(1)
     places = [(new[f"m.{name}.weight"], place) for (name, _), place in tables.offsets.items()]
-    live = tables.create(0, "1", content_in_memory(places), None, None)
+    live = tables.create(0, "1", content_in_memory(places), None, {})
     check_rows(tables, live, new)
-    again = tables.create(0, "2", content_in_memory(places), None, live)
+    again = tables.create(0, "2", content_in_memory(places), None, live.numbered)
     given = made(tables, "3", new, again)
     for before, after in ((live, again), (again, given)):
         assert not set(files_of(before)) & set(files_of(after))

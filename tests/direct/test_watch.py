@@ -20,7 +20,7 @@ from torchrec_bls import Keeper, Watch, keeper, watch
 from torchrec_bls.direct.arguments import check_version
 from torchrec_bls.direct.keeping.checkpoint_weights import version_of_checkpoint
 from torchrec_bls.direct.keeping.watch import order_of
-from torchrec_bls.errors import RendezvousError
+from torchrec_bls.errors import DrainedError, PeerTimeoutError, RendezvousError
 
 SECOND = 10**9
 # No thread looks a second time in a test: the test says when.
@@ -334,3 +334,37 @@ def test_the_order_of_names(numbers: list[int], tmp_path_factory: pytest.TempPat
         os.utime(folder / f"step-{each}", ns=(1, 1))
     paths = [folder / f"step-{each}" for each in numbers]
     assert (order_of(paths[0]) < order_of(paths[1])) == (numbers[0] < numbers[1])
+
+
+def test_a_watch_that_drains_goes_back_to_what_served(kept: Keeper, folder: Path) -> None:
+    """Once all have let go, a probe has nothing left that serves on."""
+    with kept.watch(folder, probe=[((IDS,), 0.0, 10.0)], drain=True, pause=NEVER) as watched:
+        write(folder / "good", 1, 100)
+        assert watched.look() and shown(kept) == 1
+        write(folder / "bad", 99, 101)
+        assert not watched.look() and "99.0 at [0, 0]" in watched.problem
+        assert "The tables are drained already" in watched.problem
+        with pytest.raises(DrainedError):
+            shown(kept)
+        assert watched.look() and shown(kept) == 1
+        assert [each.path.name for each in watched.published] == ["good"]
+        # What does not pass is not tried again, and drains nothing.
+        assert not watched.look() and shown(kept) == 1 and watched.failed == 1
+
+
+def test_a_checkpoint_that_is_not_let_go_for_is_not_tried_again(
+    kept: Keeper, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try would take the service away from the readers that let go."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PeerTimeoutError("process 4711 has not let go")
+
+    monkeypatch.setattr(Keeper, "publish", refuse)
+    write(folder / "1", 1, 100)
+    for drain, tries in ((True, 1), (False, 2)):
+        with kept.watch(folder, drain=drain, pause=NEVER) as watched:
+            watched.look()
+            watched.look()
+            assert tries <= watched.failed <= tries + (not drain)
+            assert "process 4711" in watched.problem

@@ -62,6 +62,7 @@ def exported() -> dict[str, set[str]]:
         readers_behind={},
         uncounted=False,
         failed_publishes=0,
+        drained_for="",
         problem="",
         rows_read=(7, 8),
         refused_batches=0,

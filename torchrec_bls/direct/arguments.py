@@ -5,6 +5,13 @@ _LONGEST_VERSION = 64
 
 #: Version that the first forward makes. Nobody publishes under this name.
 FIRST_VERSION = "(first forward)"
+#: Version without rows, which serves while tables are drained. Nobody publishes under this name.
+DRAINED_VERSION = "(drained)"
+
+_OWN_NAMES = {
+    FIRST_VERSION: "the name of the weights that the first forward shared",
+    DRAINED_VERSION: "the name of tables that are drained",
+}
 
 
 def check_owner(owner: object, owners: int | None = None) -> None:
@@ -35,8 +42,7 @@ def check_is_version(version: object) -> None:
 def check_version(version: object) -> None:
     """Raises ValueError unless somebody may publish under the name `version`."""
     check_is_version(version)
-    if version == FIRST_VERSION:
+    if version in _OWN_NAMES:
         raise ValueError(
-            f"version is {version!r}, the name of the weights that the first forward shared: give "
-            "the new ones another name"
+            f"version is {version!r}, {_OWN_NAMES[str(version)]}: give the new weights another name"
         )

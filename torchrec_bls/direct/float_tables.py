@@ -57,7 +57,7 @@ class FloatTables(SharedTables):
             runs.append(Run(key, begin, begin, end, row_bytes, whole_row_bytes, _as_stored(read)))
         return content_of(runs)
 
-    def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> FloatGeneration:
+    def _generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> FloatGeneration:
         """See SharedTables."""
         pages = chain.from_iterable(
             part.within(cut, 0, cut.size) for part, cut in zip(parts, self.cuts, strict=True)

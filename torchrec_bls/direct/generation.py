@@ -39,6 +39,8 @@ class Generation:
         serial: see above.
         parts: see above. They stay mapped while the generation is used.
         pages: see above.
+        drained_for: version for whose making the tables are drained: this one has no pages, and no
+            lookup can read it. Empty: it has all.
         window: memory of all tables, mapped privately, with all its pages. What this process writes
             to it, no other one sees.
 
@@ -57,6 +59,7 @@ class Generation:
         self.serial = serial
         self.parts = list(parts)
         self.pages = list(pages)
+        self.drained_for = next((each.drained_for for each in parts if each.drained_for), "")
         self.window = _native.TableWindow(self.pages)
         self.window.populate()
 

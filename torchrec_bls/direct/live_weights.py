@@ -60,7 +60,7 @@ class LiveWeights:
         self.bytes = at
         self._places = self._places_of(views)
         shown = [place.tensor for place in self._places]
-        self._counted = _one_of_each_counter([*shown, *wrappers])
+        self._counters = self._counted = _one_of_each_counter([*shown, *wrappers])
         self._versions = self._sum_of_versions()
         self._published: int | None = None
 
@@ -94,7 +94,18 @@ class LiveWeights:
             with torch.no_grad():
                 for place in self._places:
                     _show(place, pages)
+        self._counted = self._counters
         self._versions, self._published, self.behind = self._sum_of_versions(), None, ""
+
+    def let_go(self) -> None:
+        """Makes all tensors show no rows, and frees their former memory; see `move_to`. Nothing can
+        be written to them until they show tables again, so that nothing counts as written."""
+        self._memory = {}
+        with torch.no_grad():
+            for place in self._places:
+                _show_nothing(place)
+        self._counted = []
+        self._versions, self._published, self.behind = 0, None, ""
 
     def stay_behind(self, reason: str) -> None:
         """Takes the place of a move that is not possible. All writes so far count as published.
@@ -168,6 +179,12 @@ def _show(place: _Place, pages: torch.UntypedStorage) -> None:
         tensor.set_(pages, offset, shape, stride)
     else:  # it was converted, and is put back
         tensor.data = torch.empty(0, dtype=dtype).set_(pages, offset, shape, stride)
+
+
+def _show_nothing(place: _Place) -> None:
+    shape = torch.Size((0, *place.shape[1:]))
+    empty = torch.empty(shape, dtype=place.dtype)
+    _show(_Place(place.tensor, 0, place.dtype, shape, empty.stride()), empty.untyped_storage())
 
 
 def _one_of_each_counter(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

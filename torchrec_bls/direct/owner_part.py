@@ -58,6 +58,7 @@ class OwnerPart:
         index_end: place after the index, where dense weights may follow.
         pieces: its pieces by number.
         facts: facts of its publication.
+        drained_for: see IndexRecord.
     """
 
     label: Label
@@ -65,6 +66,7 @@ class OwnerPart:
     index_end: int
     pieces: tuple[HeldPiece, ...]
     facts: Facts
+    drained_for: str = ""
 
     @classmethod
     def make(
@@ -73,7 +75,7 @@ class OwnerPart:
         cut: Cut,
         content: Content,
         dense: Mapping[str, Any] | None,
-        before: "OwnerPart | None",
+        before: Mapping[int, HeldPiece],
         huge_pages: HugePages,
     ) -> "OwnerPart":
         """Makes an owner's part of a version. Other processes do not know it yet.
@@ -83,7 +85,7 @@ class OwnerPart:
             cut: pieces of the owner's bytes.
             content: content of the owner's bytes. A step is asked for once.
             dense: weights of the version that are published with the tables, by name.
-            before: part of another version, whose pieces stay if they have the same content.
+            before: pieces of another version by number, which stay if they have the same content.
             huge_pages: what its pieces ask for, see huge_pages_for.
 
         Raises:
@@ -94,7 +96,7 @@ class OwnerPart:
         held: list[HeldPiece] = []
         written = reused = 0
         for piece in cut.pieces:
-            old = None if before is None else before.pieces[piece.number]
+            old = before.get(piece.number)
             made = _made(label, piece, content, old, huge_pages)
             held.append(made)
             if made is old:
@@ -108,6 +110,21 @@ class OwnerPart:
         facts = Facts(time.time(), time.monotonic() - begin, written, reused)
         index, end = make_index(label, IndexRecord(listed, facts), dense)
         return cls(label, index, end, tuple(held), facts)
+
+    @classmethod
+    def drained(cls, label: Label, version: str) -> "OwnerPart":
+        """Makes the part of a version without rows. It takes no more memory than its index.
+
+        Args:
+            label: its label.
+            version: version for whose making the tables are drained.
+
+        Raises:
+            RendezvousError: there is no memory for it.
+        """
+        facts = Facts(time.time(), 0.0, 0, 0)
+        index, end = make_index(label, IndexRecord([], facts, version), None)
+        return cls(label, index, end, (), facts, version)
 
     @classmethod
     def of(
@@ -130,19 +147,20 @@ class OwnerPart:
                 another one.
         """
         record, end = read_index(index, label)
-        if len(record.pieces) != len(cut.pieces):
+        pieces = () if record.drained_for else cut.pieces
+        if len(record.pieces) != len(pieces):
             raise ProtocolError(
-                f"the tables of rank {label.owner} have {len(cut.pieces)} pieces, but what was "
+                f"the tables of rank {label.owner} have {len(pieces)} pieces, but what was "
                 f"announced has {len(record.pieces)}: {CURE}"
             )
         addresses = [each.address for each in record.pieces]
         labels = [
             label.of_piece(piece, each.version)
-            for piece, each in zip(cut.pieces, record.pieces, strict=True)
+            for piece, each in zip(pieces, record.pieces, strict=True)
         ]
         held = []
         for piece, each, segment in zip(
-            cut.pieces, record.pieces, open_all(addresses, labels), strict=True
+            pieces, record.pieces, open_all(addresses, labels), strict=True
         ):
             if segment.size != piece.segment_bytes:
                 raise ProtocolError(
@@ -151,7 +169,7 @@ class OwnerPart:
                     f"{CURE}"
                 )
             held.append(HeldPiece(segment, each.version, digests_in(each.digests)))
-        part = cls(label, index, end, tuple(held), record.facts)
+        part = cls(label, index, end, tuple(held), record.facts, record.drained_for)
         part.dense_weights()
         return part
 
@@ -169,6 +187,31 @@ class OwnerPart:
                 f"{self.index_end} of {self.index.size}, and no dense weights follow ({error}): "
                 f"{CURE}"
             ) from error
+
+    @property
+    def numbered(self) -> dict[int, HeldPiece]:
+        """Returns the pieces by number."""
+        return dict(enumerate(self.pieces))
+
+    def staying(self, cut: Cut, content: Content) -> dict[int, HeldPiece]:
+        """Reads a content, and returns the pieces that have it already, by number.
+
+        Args:
+            cut: pieces of the owner's bytes.
+            content: content of the owner's bytes.
+
+        Raises:
+            ValueError: the content is not possible.
+        """
+        stay = {}
+        for piece in cut.pieces:
+            old = self.pieces[piece.number]
+            steps = (step for span in piece.spans for step in content(span.begin, span.end))
+            # All of it is read, whatever the first step says: what can't be read is an error.
+            digests = [step.digest for step in steps]
+            if all(old.has(number, digest) for number, digest in enumerate(digests)):
+                stay[piece.number] = old
+        return stay
 
     @property
     def descriptors(self) -> list[int]:

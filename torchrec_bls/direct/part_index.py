@@ -80,10 +80,13 @@ class IndexRecord(Record):
     Attributes:
         pieces: the pieces by number.
         facts: facts of the publication.
+        drained_for: version for whose making the tables are drained: this one has no pieces. Empty:
+            it has all.
     """
 
     pieces: list[PieceRecord]
     facts: Facts
+    drained_for: str = ""
 
 
 def make_index(

@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from torchrec_bls import _native
+from torchrec_bls.direct.arguments import DRAINED_VERSION
 from torchrec_bls.direct.file_holders import holders_of, is_held
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.new_weights import CheckpointWeights
-from torchrec_bls.direct.owner_part import OwnerPart, check_is_file
+from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart, check_is_file
 from torchrec_bls.direct.part_index import Address, Label
 from torchrec_bls.direct.pieces import Cut, Range
 from torchrec_bls.direct.process import Process, is_alive, this_process
@@ -63,7 +64,7 @@ class SharedTables(ABC):
         version: str,
         content: Content,
         dense: Mapping[str, Any] | None,
-        before: OwnerPart | None,
+        before: Mapping[int, HeldPiece],
     ) -> OwnerPart:
         """Makes an owner's part of a version.
 
@@ -72,8 +73,8 @@ class SharedTables(ABC):
             version: name of the version.
             content: content of the owner's bytes. Each step is read once.
             dense: weights of the version that are published with the tables, by name.
-            before: the owner's part of another version, whose pieces stay if they have the same
-                content.
+            before: the owner's pieces of another version by number, which stay if they have the
+                same content.
 
         Raises:
             RendezvousError: there is no memory for it.
@@ -164,7 +165,10 @@ class SharedTables(ABC):
     def _content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """See `content`."""
 
-    @abstractmethod
+    def drained(self, owner: int, version: str) -> OwnerPart:
+        """Makes an owner's part of the version without rows, see OwnerPart.drained."""
+        return OwnerPart.drained(Label(owner, DRAINED_VERSION, self.digest), version)
+
     def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> Generation:
         """Returns the generation that consists of the parts of all owners. What lookups read of it
         is mapped.
@@ -172,6 +176,13 @@ class SharedTables(ABC):
         Raises:
             BLSError: it can't be mapped.
         """
+        if any(part.drained_for for part in parts):
+            return Generation(version, serial, parts, [])
+        return self._generation(version, serial, parts)
+
+    @abstractmethod
+    def _generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> Generation:
+        """See `generation`. All parts have rows."""
 
     @abstractmethod
     def check_places(self) -> None:
@@ -191,26 +202,27 @@ def _open_all(addresses: Sequence[Address], labels: Sequence[Label]) -> list[_na
             can't look.
     """
     segments: dict[int, _native.TableSegment] = {}
-    failed: dict[int, BLSError] = {}
+    # An exception among them would keep itself, and all that its callers have.
+    lost: list[int] = []
     for number, (address, label) in enumerate(zip(addresses, labels, strict=True)):
         try:
             segments[number] = _native.TableSegment.open(address, label)
-        except BLSError as error:
+        except BLSError:
             if is_held(*address[:4]):
                 raise
-            failed[number] = error
-    if failed:
+            lost.append(number)
+    if lost:
         try:
-            holders = holders_of(addresses[number][2:4] for number in failed)
+            holders = holders_of(addresses[number][2:4] for number in lost)
         except OSError as error:
             raise RendezvousError(
                 f"cannot look for the tables that other processes have announced: {error}. Raise "
                 "the limit of open files (ulimit -n)"
             ) from error
-        for number, lost in failed.items():
-            _, _, device, inode, size = addresses[number]
-            if (device, inode) not in holders:
-                raise lost
-            elsewhere = (*holders[device, inode], device, inode, size)
-            segments[number] = _native.TableSegment.open(elsewhere, labels[number])
+        for number in lost:
+            *place, device, inode, size = addresses[number]
+            # One that nobody holds fails again.
+            found = holders.get((device, inode), place)
+            address = (*found, device, inode, size)
+            segments[number] = _native.TableSegment.open(address, labels[number])
     return [segments[number] for number in range(len(addresses))]

@@ -71,7 +71,7 @@ def share_parts(
         if page is None:
             page = _native.ControlPage.open(tuple(records[0]["page"]), group.size(), digest)
         tables = tables_of(page, records)
-        part = tables.create(rank, FIRST_VERSION, content, None, None)
+        part = tables.create(rank, FIRST_VERSION, content, None, {})
     addresses = rendezvous.exchange("tables", {"address": part.index.address})
     with rendezvous.own_part():
         parts = [

@@ -176,6 +176,11 @@ class ServingCollector(Collector):
             "1 where this process is not among the readers, since there are too many.",
             labels=("process",),
         )
+        drained = GaugeMetricFamily(
+            "torchrec_bls_drained",
+            "1 where no version serves while one is made, on a host that can't hold two.",
+            labels=("process",),
+        )
         small = GaugeMetricFamily(
             "torchrec_bls_version_small_page_bytes",
             "Bytes of these tables in pages of 4 KiB that were asked for in pages of 2 MiB.",
@@ -206,6 +211,7 @@ class ServingCollector(Collector):
             behind.add_metric((process,), len(state.readers_behind))
             uncounted.add_metric((process,), state.uncounted)
             failed.add_metric((process,), state.failed_publishes)
+            drained.add_metric((process,), bool(state.drained_for))
             small.add_metric((process,), state.small_page_bytes)
             for family, fact in (
                 (published, state.published),
@@ -222,4 +228,4 @@ class ServingCollector(Collector):
                 missing.add_metric((process, str(owner)), owner in state.missing)
                 rows.add_metric((process, str(owner)), rows_read)
         yield from (version, serial, published, took, written, reused, failed, announced, missing)
-        yield from (gone, readers, behind, uncounted, small, rows, refused, replaced)
+        yield from (gone, readers, behind, uncounted, drained, small, rows, refused, replaced)

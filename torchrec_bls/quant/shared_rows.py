@@ -138,7 +138,7 @@ class SharedRows(SharedTables):
             source.check(table)
         return self.rows.content(owner, source, prefix)
 
-    def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> RowsGeneration:
+    def _generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> RowsGeneration:
         """See SharedTables."""
         pages = chain.from_iterable(
             parts[share.owner].within(

@@ -147,6 +147,7 @@ class Keeper:
         checkpoint: AnyCheckpoint,
         *,
         probe: Probe | None = None,
+        drain: bool = False,
         version: str | None = None,
         deadline: float = _DEADLINE,
     ) -> Publication:
@@ -155,22 +156,29 @@ class Keeper:
         Args:
             checkpoint: see `keeper`.
             probe: see `torchrec_bls.publish`.
+            drain: see `torchrec_bls.publish`.
             version: see `keeper`.
-            deadline: seconds to wait for another thread that publishes, and again until the version
-                is mapped.
+            deadline: seconds to wait for another thread that publishes, again until all processes
+                have let go of the version before (with `drain`), and again until the new one is
+                mapped.
 
         Raises:
             ValueError: see `torchrec_bls.publish`, or the keeper is closed.
             RendezvousError: there is no memory for two versions.
             PeerTimeoutError: another thread has not finished publishing, or the version is not
-                mapped by the deadline.
+                mapped by the deadline, or processes have not let go; see `torchrec_bls.publish`.
         """
         check_deadline(deadline)
         if self._closed.is_set():
             raise ValueError(f"the keeper of {self.path} is closed")
         with opened(checkpoint) as (weights, name):
             publication = publish(
-                self.model, weights, probe=probe, version=version or name, deadline=deadline
+                self.model,
+                weights,
+                probe=probe,
+                drain=drain,
+                version=version or name,
+                deadline=deadline,
             )
         publication.wait(deadline)
         self._served.take_newest()
@@ -194,6 +202,7 @@ class Keeper:
         keep: int = 2,
         *,
         probe: Probe | None = None,
+        drain: bool = False,
         pause: float = 5.0,
         deadline: float = _DEADLINE,
     ) -> Watch:
@@ -203,7 +212,9 @@ class Keeper:
         check_deadline(deadline)
 
         def publish_checkpoint(kept: Keeper, found: FoundCheckpoint) -> None:
-            kept.publish(found.path, probe=probe, version=found.version, deadline=deadline)
+            kept.publish(
+                found.path, probe=probe, drain=drain, version=found.version, deadline=deadline
+            )
 
         made = Watch(
             self,
@@ -212,6 +223,7 @@ class Keeper:
             os.fsdecode(directory),
             keep,
             pause,
+            drain,
         )
         self._watches.append(made)
         return made

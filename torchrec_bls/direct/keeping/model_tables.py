@@ -81,7 +81,7 @@ class ModelTables:
         none. This process owns the tables.
 
         It is the one that serves, or one that the owner before has served: that one may have died
-        with a version that no reader had mapped yet.
+        with a version that no reader had mapped yet, or while the tables were drained.
 
         Args:
             where: name of the tables, for messages.
@@ -105,7 +105,7 @@ class ModelTables:
                 dense = parts[0].dense_weights()
             except BLSError:  # nobody holds it
                 continue
-            if dense is not None:
+            if dense is not None and not parts[0].drained_for:
                 if serial != pages[0].serial:  # what serves is nowhere, so that this one must
                     serial = self._announced(version, parts)
                 return self._received(where, version, serial, parts, dense)
@@ -140,7 +140,7 @@ class ModelTables:
                 for module, tables in zip(self.modules, self.tables, strict=True)
             ]
             parts = [
-                tables.create(OWNER, version, content, None if module else dense, None)
+                tables.create(OWNER, version, content, None if module else dense, {})
                 for module, (tables, content) in enumerate(zip(self.tables, contents, strict=True))
             ]
         serial = self._announced(version, parts)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from torchrec_bls.collective.transport.deadlines import check_deadline
+from torchrec_bls.direct.arguments import DRAINED_VERSION
 from torchrec_bls.direct.keeping.checkpoint_weights import (
     completed_at,
     opened,
@@ -24,7 +25,7 @@ from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.probe import Probe, check_is_probe
 from torchrec_bls.direct.serving.publishing import publish
 from torchrec_bls.direct.serving.served_model import ServedModel
-from torchrec_bls.errors import named
+from torchrec_bls.errors import PeerTimeoutError, named
 from torchrec_bls.lifetime import Living, When, at_exit, do_all
 
 _log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Watch:
         directory: see `watch`.
         keep: see `watch`.
         pause: see `watch`.
+        drain: see `watch`.
 
     Attributes:
         directory: see `watch`.
@@ -81,6 +83,7 @@ class Watch:
         directory: str,
         keep: int,
         pause: float,
+        drain: bool,
     ) -> None:
         self.directory = directory
         self.published: list[FoundCheckpoint] = []
@@ -91,6 +94,8 @@ class Watch:
         self._publish = publish_checkpoint
         self._serving = serving
         self._keep = keep
+        # Errors that come again until the files change. Or each try would drain the readers.
+        self._lasting = (ValueError, PeerTimeoutError) if drain else (ValueError,)
         self._newest: FoundCheckpoint | None = None
         # What can't be published, by version, with the reason: until its files change.
         self._refused: dict[str, str] = {}
@@ -178,6 +183,8 @@ class Watch:
         if owner is None:
             return False
         serving, problem = self._serving(owner), ""
+        if serving == DRAINED_VERSION:  # since one failed: the one before is better than none
+            self._newest = None
         refused, self._refused = self._refused, {}
         for found in self._newer_ones():
             if found.version == serving:  # of another process, or its predecessor
@@ -190,7 +197,8 @@ class Watch:
                 why = self._why_not_published(owner, found)
             if not why:
                 self._newest = found
-                self.published = [*self.published, found][-self._keep :]
+                before = [each for each in self.published if each.version != found.version]
+                self.published = [*before, found][-self._keep :]
                 self.problem = problem
                 return True
             problem = problem or why
@@ -203,7 +211,7 @@ class Watch:
         except Exception as error:
             self.failed += 1
             problem = f"{checkpoint.path} is not published: {named(error)}"
-            if isinstance(error, ValueError):  # it comes again until the files change
+            if isinstance(error, self._lasting):
                 self._refused[checkpoint.version] = problem
             self._say(logging.WARNING, str(checkpoint.path), problem)
             return problem
@@ -247,6 +255,7 @@ def watch(
     keep: int = 2,
     *,
     probe: Probe | None = None,
+    drain: bool = False,
     pause: float = 5.0,
     deadline: float = 600.0,
 ) -> Watch:
@@ -257,7 +266,9 @@ def watch(
     time counts at which its last file was written; names count where times are equal. So a version
     is never replaced by an older one, whatever is deleted. A checkpoint that can't be published is
     logged once and tried again when its files change; the one before it is published if that is
-    newer than what serves. Until then the old version serves.
+    newer than what serves. Until then the old version serves. With `drain` a checkpoint that
+    readers did not let go for is not tried again either, and the last one is published again if a
+    newer one has left nothing to serve.
 
     No file is ever deleted or changed.
 
@@ -267,6 +278,7 @@ def watch(
         keep: how many of the checkpoints that were published here are remembered. `Watch.roll_back`
             goes back to the one before the last.
         probe: see `publish`.
+        drain: see `publish`.
         pause: seconds between two looks.
         deadline: seconds until a version must be mapped.
 
@@ -280,14 +292,19 @@ def watch(
 
     def publish_checkpoint(served: nn.Module, found: FoundCheckpoint) -> None:
         with opened(found.path) as (weights, _):
-            publish(served, weights, probe=probe, version=found.version, deadline=deadline).wait(
-                deadline
-            )
+            publish(
+                served,
+                weights,
+                probe=probe,
+                drain=drain,
+                version=found.version,
+                deadline=deadline,
+            ).wait(deadline)
 
     def serving(served: nn.Module) -> str:
         return ServedModel.of(served).publisher.follower.newest[0].version
 
-    return Watch(model, publish_checkpoint, serving, os.fsdecode(directory), keep, pause)
+    return Watch(model, publish_checkpoint, serving, os.fsdecode(directory), keep, pause, drain)
 
 
 def check_watch(keep: int, probe: Probe | None, pause: float) -> None:

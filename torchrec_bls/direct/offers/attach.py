@@ -15,7 +15,7 @@ from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, c
 from torchrec_bls.direct.offers.manifest import Manifest
 from torchrec_bls.direct.offers.read_tables import Received, check_same, read_tables
 from torchrec_bls.direct.process import this_process
-from torchrec_bls.errors import ProtocolError
+from torchrec_bls.errors import ProtocolError, RendezvousError
 from torchrec_bls.lifetime import whole_at_forks
 
 
@@ -44,7 +44,8 @@ def attach(
     Raises:
         ValueError: `model` is another one than the served one, or is sharded already; or `owner` is
             no rank, or lives; or no clock counts to `deadline`. `model` stays as it was.
-        RendezvousError: nobody listens at `path`, or there is no memory or no descriptor left.
+        RendezvousError: nobody listens at `path`, or there is no memory or no descriptor left. Or
+            the tables are drained at the moment, see `publish`.
         PeerTimeoutError: the other process is stopped or stuck.
         PeerDiedError: the other process ended meanwhile.
         ProtocolError: the other process refused, has another version, is another user's or in
@@ -70,6 +71,11 @@ def _receive(
         content = conversation.receive(descriptors)
         if isinstance(content, dict) and "refused" in content:
             raise ProtocolError(f"the process at {where} hands nothing over: {content['refused']}")
+        if isinstance(content, dict) and "drained" in content:
+            raise RendezvousError(
+                f"the process at {where} has no version to hand over, attach again when it has: "
+                f"{content['drained']}"
+            )
         manifest = Manifest.from_json(content, where)
         if manifest.host != this_process().host:
             raise ProtocolError(

@@ -21,6 +21,7 @@ from torchrec_bls.direct.offers.conversation import Conversation
 from torchrec_bls.direct.offers.listening import listen
 from torchrec_bls.direct.offers.manifest import Manifest, OfferedModule, OfferedTable
 from torchrec_bls.direct.process import this_process
+from torchrec_bls.direct.reads.drained_view import why_drained
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -159,6 +160,10 @@ class Offer:
                 raise ValueError("the model that was offered is not there any more")
             served = ServedModel.of(model)
             serving, weights = served.snapshot()
+            if serving[0].drained_for:
+                why = why_drained(served.reads[0].tables, serving[0])
+                conversation.send({"drained": why}, [])
+                return
             dense = _segment_of(weights, serving[0], served.reads[0].tables)
             manifest = manifest_of(served.modules, serving[0])
         except Exception as error:

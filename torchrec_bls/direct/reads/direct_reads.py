@@ -12,6 +12,7 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.live_weights import LiveWeights
+from torchrec_bls.direct.reads.drained_view import DrainedView
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.steps import Content
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
@@ -74,7 +75,7 @@ class DirectReads(ABC, Generic[V]):
     _other_cure: ClassVar[str] = ""
 
     # The one attribute that a switch changes. A lookup reads it once.
-    _view: V
+    _view: V | DrainedView
 
     def __init__(
         self,
@@ -110,6 +111,7 @@ class DirectReads(ABC, Generic[V]):
 
         Raises:
             ValueError: see `check_serves`. Or the output is impossible for such a batch.
+            DrainedError: no version serves at the moment.
         """
 
     @abstractmethod
@@ -169,11 +171,18 @@ class DirectReads(ABC, Generic[V]):
         live = self.live
         if live is not None and live.would_lose_writes:
             raise ValueError(self._why_not_written())
-        view = self._next_view(generation)
-        pages, problem = self._pages_of(view)
+        pages, problem = None, ""
+        view: V | DrainedView
+        if generation.drained_for:
+            view = DrainedView(self.where, self.tables, generation)
+        else:
+            view = self._next_view(generation)
+            pages, problem = self._pages_of(view)
 
         def take() -> None:
-            if live is not None and pages is not None:
+            if live is not None and generation.drained_for:
+                live.let_go()
+            elif live is not None and pages is not None:
                 live.move_to(pages)
             elif live is not None:
                 live.stay_behind(problem)
@@ -195,9 +204,10 @@ class DirectReads(ABC, Generic[V]):
         Raises:
             RendezvousError: they still can't be.
         """
-        if self.live is None or not self.live.behind:
+        view = self._view
+        if self.live is None or not self.live.behind or isinstance(view, DrainedView):
             return
-        pages, problem = self._pages_of(self._view)
+        pages, problem = self._pages_of(view)
         if pages is None:
             raise RendezvousError(
                 f"{self.where}: its weights show an older version than it reads: {problem}"

@@ -13,6 +13,7 @@ from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
+from torchrec_bls.direct.reads.drained_view import DrainedView
 from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
 from torchrec_bls.direct.steps import Content, content_in_memory
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
@@ -113,6 +114,8 @@ class FloatReads(DirectReads[GenerationViews]):
 
     def _next_view(self, generation: Generation) -> GenerationViews:
         assert isinstance(generation, FloatGeneration)
+        if isinstance(self._view, DrainedView):
+            return self._views_of(generation, self.rows_read)
         return self._view.next(generation)
 
     def _shown(self, view: GenerationViews) -> _native.TableWindow:

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
@@ -41,6 +41,7 @@ class Follower:
         reader: this process among the readers of the tables.
         problem: why the version that serves could not be mapped, or why a look failed otherwise;
             empty if there is no reason.
+        after_look: function that the thread calls after each look.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Follower:
         self._settles = settles
         self.newest = serving
         self.problem = ""
+        self.after_look: Callable[[], None] = nothing
         # Parts by module, owner, serial number and version, until they belong to a generation:
         # those that this process made, and those mapped before another one failed.
         self._parts: dict[tuple[int, int, int, str], OwnerPart] = {}
@@ -150,6 +152,10 @@ class Follower:
         return generation
 
 
+def nothing() -> None:
+    """Does nothing."""
+
+
 def _follow(follower: "weakref.ref[Follower]", stop: threading.Lock) -> None:
     _native.work_beside_lookups()
     pause = _PAUSE
@@ -171,6 +177,7 @@ def _succeeds(follower: Follower) -> bool:
     """Looks, whatever comes of it: the thread goes on as long as its model."""
     try:
         succeeded = follower.look()
+        follower.after_look()
     except Exception as error:
         follower.problem = named(error)
         return False

@@ -72,7 +72,10 @@ class Gate:
 
     def admit_running(self, model: nn.Module) -> None:
         """Lets the forwards of `model` count that began before its hooks were there."""
-        for thread, top in sys._current_frames().items():
+        frames = sys._current_frames()
+        # A frame that knows itself would keep all that its callers have until garbage is collected.
+        frames[get_ident()] = sys._getframe(1)
+        for thread, top in frames.items():
             outermost: FrameType | None = None
             frame: FrameType | None = top
             while frame is not None:

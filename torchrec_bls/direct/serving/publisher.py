@@ -10,7 +10,7 @@ from torchrec_bls._deprecated import with_old_names
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.new_weights import named_source
-from torchrec_bls.direct.owner_part import OwnerPart
+from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart
 from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.serving.follower import Follower
 from torchrec_bls.direct.serving.ownership import Ownership
@@ -35,6 +35,7 @@ class Publisher:
         tables: see above.
         follower: follower that maps what serves.
         versions: versions on the control pages.
+        owners: the ranks that own tables.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class Publisher:
         self.versions = Versions(every)
         self.follower = Follower(every, serving, publishes)
         pages = [each.page for each in every]
-        self._lead, self._ownership = pages[0], Ownership(pages)
-        self._owners = range(every[0].owners)
+        self._lead, self.ownership = pages[0], Ownership(pages)
+        self.owners = range(every[0].owners)
         self._publishing = Turn()
         self._unnamed = count(1)
 
@@ -61,9 +62,9 @@ class Publisher:
         """
         if version is not None:
             return version
-        if len(self._owners) > 1:
+        if len(self.owners) > 1:
             raise ValueError(
-                f"{len(self._owners)} ranks publish these tables, and a version serves once all "
+                f"{len(self.owners)} ranks publish these tables, and a version serves once all "
                 "have announced it: say which one this is, publish(..., version=...), by a name "
                 "that is the same on all ranks, such as that of the checkpoint"
             )
@@ -107,7 +108,7 @@ class Publisher:
         if state_dict is None:
             raise ValueError(f"the tables of rank {owner} have to come in a state_dict")
         end = time.monotonic() + deadline
-        with self.one_at_a_time(end), self._ownership.in_place_of(owner, end):
+        with self.one_at_a_time(end), self.ownership.in_place_of(owner, end):
             serial, serving = self.versions.serving
             # What is pending may be of a process that is further.
             if serving == version and self._is_intact():
@@ -138,27 +139,28 @@ class Publisher:
         version: str,
         contents: Sequence[Content],
         dense: Mapping[str, Any] | None,
+        before: Sequence[Mapping[int, HeldPiece]] | None = None,
     ) -> list[OwnerPart]:
         """Makes an owner's parts of a version, one a module. Other processes do not know them yet.
-        Pieces of the newest version that this process has mapped stay if their rows are the same.
 
         Args:
             owner: rank that owns the tables.
             version: name of the version.
             contents: content of the owner's bytes in each module.
             dense: weights that are published with the first module's tables, by name.
+            before: the owner's pieces of another version by number, of each module, which stay if
+                their rows are the same. None: those of the newest version that is mapped here.
 
         Raises:
             RendezvousError: there is no memory for them.
             ValueError: rows can't be read, or have weights that are NaN or infinite.
         """
-        newest = self.follower.newest
+        if before is None:
+            before = [each.parts[owner].numbered for each in self.follower.newest]
         return [
-            tables.create(
-                owner, version, content, None if module else dense, newest[module].parts[owner]
-            )
-            for module, (tables, content) in enumerate(
-                zip(self.tables.values(), contents, strict=True)
+            tables.create(owner, version, content, None if module else dense, pieces)
+            for module, (tables, content, pieces) in enumerate(
+                zip(self.tables.values(), contents, before, strict=True)
             )
         ]
 
@@ -186,7 +188,7 @@ class Publisher:
         """Returns whether the version that serves can be mapped, or is."""
         serial, version = self.versions.serving
         return self.follower.newest[0].serial >= serial or all(
-            self.versions.is_held(owner, serial, version) for owner in self._owners
+            self.versions.is_held(owner, serial, version) for owner in self.owners
         )
 
     def announce(
@@ -215,7 +217,7 @@ class Publisher:
                 # It is back, or another process acts for it: that one looks as well.
                 with (
                     suppress(ValueError, PeerTimeoutError),
-                    self._ownership.in_place_of(other, end),
+                    self.ownership.in_place_of(other, end),
                 ):
                     self.versions.withdraw_lost(other)
         self.follower.keep(owner, serial, version, parts)
@@ -223,7 +225,7 @@ class Publisher:
 
     def give_up(self, owner: int) -> None:
         """Lets another process publish for a rank of this process."""
-        self._ownership.give_up(owner)
+        self.ownership.give_up(owner)
 
     def dense_weights(self, serving: Generation) -> dict[str, Any] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner
@@ -254,7 +256,7 @@ class Publisher:
 
     def owners_gone(self) -> list[int]:
         """Returns the ranks whose tables are read although no living process publishes for them."""
-        return [owner for owner in self._owners if not is_alive(self._lead.process(owner))]
+        return [owner for owner in self.owners if not is_alive(self._lead.process(owner))]
 
     def why_not(self, version: str) -> str:
         """Returns why a version that an owner has announced does not serve here."""

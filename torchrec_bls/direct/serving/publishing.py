@@ -27,6 +27,7 @@ def publish(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     probe: Probe | None = None,
+    drain: bool = False,
     version: str | None = None,
     owner: int | None = None,
     deadline: float = 60.0,
@@ -72,6 +73,12 @@ def publish(
             `[((batch,), 0.0, 1.0)]`. Bounds are numbers, or tensors that broadcast to the answer.
             The calls run in this thread, without autograd. Modules of the model are copied, except
             its tables.
+        drain: whether all processes let go of the version that serves before this one is made, for
+            a host that can't hold two. In between forwards raise DrainedError, and
+            `ServingState.drained_for` names this version; processes without batches follow by
+            themselves. One rank has all tables then. The rows are read twice: once before, so that
+            what can't be published drains nothing. If all readers have let go and the version can't
+            be made after all, no version serves until one is published.
         version: name of the version, the same on all ranks, such as that of a checkpoint: 1 to 64
             bytes of printable text. It may be left out if one rank has all tables; then each call
             makes a version of its own.
@@ -79,7 +86,7 @@ def publish(
             dict with the tables as whole tensors. If the state dict has all dense weights as well,
             they are published for processes that only read.
         deadline: seconds until a version that other ranks have not announced is withdrawn for this
-            one.
+            one. With `drain` also the seconds in which all processes must let go.
 
     Raises:
         ValueError: the model does not read all its tables directly, a weight is missing or of a
@@ -93,7 +100,8 @@ def publish(
             probe. Nothing is announced.
         RendezvousError: there is no memory for two versions. Nothing is announced.
         PeerTimeoutError: another thread of this process has not finished publishing, or another
-            process has not finished publishing for `owner`.
+            process has not finished publishing for `owner`. Or, with `drain`, processes that the
+            text names have not let go of the version that serves, which serves on.
     """
     check_deadline(deadline)
     if version is not None:
@@ -109,20 +117,25 @@ def publish(
             raise ValueError(
                 f"a probe runs where the tables are owned: attach(owner={owner}), and publish there"
             )
+        if is_for_other and drain:
+            raise ValueError(
+                f"tables are drained where they are owned: attach(owner={owner}), and publish there"
+            )
         opened = nullcontext() if checkpoint is None else open_checkpoint(checkpoint)
         with opened as found:
             given = state_dict if found is None else CheckpointWeights(found)
             new = None if given is None else served.whole(model, given)
             if owner is not None and is_for_other:
                 return served.weights.publish_for(owner, version, new, deadline)
-            return served.weights.publish(version, new, deadline, probe)
+            return served.weights.publish(version, new, deadline, probe, drain)
 
 
 def version_of(model: nn.Module) -> str:
     """Returns the version of the weights that the last batch of `model` saw.
 
-    It is the name that `publish` was given, and "(first forward)" before that. It is empty if
-    tables are not read directly, and before the first batch of float tables."""
+    It is the name that `publish` was given, "(first forward)" before that, and "(drained)" while no
+    version serves. It is empty if tables are not read directly, and before the first batch of float
+    tables."""
     return next(iter(reading_modules(model).values())).version
 
 

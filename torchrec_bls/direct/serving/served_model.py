@@ -20,6 +20,7 @@ from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.follower import nothing
 from torchrec_bls.direct.serving.probe import Trial
 from torchrec_bls.direct.serving.publication_facts import PublicationFacts
 from torchrec_bls.direct.serving.publisher import Publisher
@@ -98,6 +99,7 @@ class ServedModel:
             self._hooks.append(bare.register_forward_pre_hook(self._before_batch))
             self._hooks.append(bare.register_forward_hook(self._after_batch, always_call=True))
             self._switches.gate.admit_running(bare)
+            self._follower.after_look = self._switches.follow_drained
         except BaseException:  # a signal, for example
             self._leave_model()
             raise
@@ -211,6 +213,7 @@ class ServedModel:
         self._follower.stop()
 
     def _leave_model(self) -> None:
+        self._follower.after_look = nothing
         for reads in self.reads:
             _served.pop(id(reads), None)
         for hook in self._hooks:
@@ -336,6 +339,7 @@ class ServedModel:
             readers_behind={pid: oldest for pid, oldest in readers.items() if oldest < serial},
             uncounted=not self._follower.reader.is_counted,
             failed_publishes=self._failed_publishes,
+            drained_for=taken[0].drained_for,
             problem=self._problem(),
             rows_read=tuple(torch.stack([each.rows_read for each in self.reads]).sum(0).tolist()),
             refused_batches=sum(check.refused_batches for check in checks),

@@ -36,6 +36,8 @@ class ServingState:
         uncounted: whether this process is not among `readers`, because 256 others are or because
             it has no descriptor left.
         failed_publishes: calls of `publish` that have raised in this process.
+        drained_for: version for whose making the tables are drained, so that forwards raise
+            DrainedError: this process is not ready for requests. Empty if they are not.
         problem: why this process does not read what the ranks publish, or why the parameters show
             an older version than is served; empty if there is none.
         rows_read: rows that batches of this process have read of the shards of each rank. Those of
@@ -66,6 +68,7 @@ class ServingState:
     readers_behind: Mapping[int, int]
     uncounted: bool
     failed_publishes: int
+    drained_for: str
     problem: str
     rows_read: tuple[int, ...]
     refused_batches: int

@@ -150,6 +150,14 @@ class Switches:
         if self.taken is not before:
             self._follower.release(before)
 
+    def follow_drained(self) -> None:
+        """Changes to the newest version, without a batch, if it or the one that is read is drained.
+        Raises as `take_newest`."""
+        newest = self._follower.newest
+        is_drained = newest[0].drained_for or self.taken[0].drained_for
+        if is_drained and newest is not self.settled:
+            self.take_newest()
+
     def _take(self, newest: Generations) -> None:
         self.finish()
         if newest not in (self.taken, self._refused) and not self._are_stuck():

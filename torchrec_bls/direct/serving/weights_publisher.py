@@ -8,6 +8,7 @@ from torchrec_bls.direct.new_weights import named_source
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
+from torchrec_bls.direct.serving.draining import Draining, outcome_told
 from torchrec_bls.direct.serving.probe import Probe, Trial, check_is_probe
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
@@ -46,6 +47,7 @@ class WeightsPublisher:
         self._dense_versions = dense_versions
         self._switches = switches
         self._trial = trial
+        self._draining = Draining(publisher, switches)
 
     @property
     def rank(self) -> int | None:
@@ -60,6 +62,7 @@ class WeightsPublisher:
         state_dict: Mapping[str, Any] | None,
         deadline: float,
         probe: Probe | None = None,
+        drain: bool = False,
     ) -> Publication:
         """Publishes this rank's part; see the function `publish`."""
         self._refuse_in_child()
@@ -76,6 +79,8 @@ class WeightsPublisher:
             )
         if probe is not None:
             self._refuse_probe(probe, state_dict)
+        if drain:
+            self._refuse_drain(state_dict)
         version = self._publisher.named(version)
         with self._publisher.one_at_a_time(end):
             # What can't be published is refused before anything is withdrawn for it.
@@ -89,6 +94,11 @@ class WeightsPublisher:
                 if state_dict is not None:
                     self._switches.replace_writes(version)
                 return Publication(version, True, rank, serial, self._publisher, [])
+            before = None
+            if drain and contents is not None:
+                with named_source(state_dict):
+                    before = self._draining.drain(rank, version, contents, deadline)
+                serial = self._publisher.versions.serial + 1
             self._dense_versions.drop(serial)
             self._publisher.follower.drop(rank, serial)
             if contents is None:
@@ -97,17 +107,19 @@ class WeightsPublisher:
             with self._switches.gate.lock:
                 writes = self._writes()
                 if contents is None:
+                    self._refuse_empty()
                     dense = self._new_dense_inside(None)
                     live = [reads.live_content() for reads in self._reads]
                     parts = self._publisher.create(rank, version, live, dense)
                     self._switches.published_in_place()
-            if contents is not None:
-                with named_source(state_dict):
-                    parts = self._publisher.create(rank, version, contents, dense)
-            if probe is not None:
-                generations = self._publisher.generations(version, serial, parts)
-                self._trial.check(probe, version, generations, dense)
-                del generations
+            with outcome_told(self._publisher):
+                if contents is not None:
+                    with named_source(state_dict):
+                        parts = self._publisher.create(rank, version, contents, dense, before)
+                if probe is not None:
+                    generations = self._publisher.generations(version, serial, parts)
+                    self._trial.check(probe, version, generations, dense)
+                    del generations
             self._dense_versions.keep(serial, version, dense)
             for reads, count in zip(self._reads, writes, strict=True):
                 if reads.live is not None:
@@ -127,6 +139,27 @@ class WeightsPublisher:
             raise ValueError(
                 "weights that were written in place can't be given up if they do not pass a probe: "
                 "give new ones as a state_dict"
+            )
+
+    def _refuse_drain(self, state_dict: Mapping[str, Any] | None) -> None:
+        owners = self._reads[0].tables.owners
+        if owners > 1:
+            raise ValueError(
+                f"drain=True has all processes let go of all tables, but {owners} ranks publish "
+                "parts of them, each at its own time: publish from one process that has all "
+                "tables, see keeper()"
+            )
+        if state_dict is None:
+            raise ValueError(
+                "weights that were written in place would be lost when the tables are drained: "
+                "give new ones as a state_dict or checkpoint"
+            )
+
+    def _refuse_empty(self) -> None:
+        if self._switches.taken[0].drained_for:
+            raise ValueError(
+                "the weights of this model show no rows, since the tables are drained: give new "
+                "ones as a state_dict or checkpoint"
             )
 
     def _new_dense(self, state_dict: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.direct import nodes
 from tests.direct.forked import fork
 from tests.direct.nodes import DEADLINE, FLOAT, Node, NodeFailedError, Nodes, started, until
 from tests.direct.test_keeper import KEEPER, SERVED, keep, kept, processes_of, stopped
-from torchrec_bls import publish, serving_state
+from torchrec_bls import publish, serving_state, version_of
 from torchrec_bls.direct import owner_part
 from torchrec_bls.direct.serving.draining import Draining
 from torchrec_bls.direct.serving.publisher import Publisher
@@ -63,7 +63,11 @@ def refuse(node: Node, number: int) -> None:
             node.model(batch)
         assert f"version '{number}' is made by process" in str(raised.value)
         assert "Send requests to another replica" in str(raised.value)
-    assert serving_state(node.model).version == "(drained)"
+    assert serving_state(node.model).version == version_of(node.model) == "(drained)"
+
+
+def last(node: Node) -> str:
+    return version_of(node.model)
 
 
 def be_drained(processes: Nodes, name: object, number: int) -> None:
@@ -108,6 +112,7 @@ def test_readers_let_go_and_come_back(tmp_path: Path, served_by: str) -> None:
             (tmp_path / go).touch()
             assert processes.end("owner") > 0
             follow(processes, "idle", number)
+            assert processes.call("idle", last) == str(number - 1)  # of its last batch
             processes.call("idle", nodes.check, number)
             processes.call("busy", go_over, number)
         processes.call("late", nodes.join, KEEPER)

@@ -338,9 +338,9 @@ class BoundedLagModule:
 
     @property
     def version(self) -> str:
-        """Returns the version of the weights that lookups read; empty without direct reads."""
+        """Returns the version that the last batch saw; empty without direct reads."""
         reads = self.direct_reads
-        return "" if reads is None else reads.generation.version
+        return "" if reads is None else reads.version
 
     @property
     def rows_read(self) -> list[int]:

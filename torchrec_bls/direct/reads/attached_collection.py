@@ -32,8 +32,8 @@ class AttachedCollection(nn.Module):
 
     @property
     def version(self) -> str:
-        """Returns the version of the weights that lookups read."""
-        return self.direct_reads.generation.version
+        """Returns the version of the weights that the last batch saw."""
+        return self.direct_reads.version
 
     @property
     def owners_gone(self) -> list[int]:

@@ -67,6 +67,8 @@ class DirectReads(ABC, Generic[V]):
         configs: see above.
         rows_read: rows read of each rank's shards, in all batches of this process, int64 [ranks].
             Those of quantized tables are not counted.
+        last_version: version that the last batch saw, if another one has been read since without a
+            batch; None: it is that of `generation`.
         followed: whether a ServedModel follows the versions. One that was made in the parent goes
             on in a forked child.
     """
@@ -91,6 +93,7 @@ class DirectReads(ABC, Generic[V]):
         self.rank = rank
         self.configs = list(configs)
         self.rows_read = torch.zeros(tables.owners, dtype=torch.int64)
+        self.last_version: str | None = None
         self.followed = False
         # Generation that a forked child can't serve.
         self._unpublished: Generation | None = None
@@ -99,6 +102,11 @@ class DirectReads(ABC, Generic[V]):
     def generation(self) -> Generation:
         """Returns the generation that the next lookup reads."""
         return self._view.generation
+
+    @property
+    def version(self) -> str:
+        """Returns the version of the weights that the last batch saw."""
+        return self.last_version or self.generation.version
 
     @property
     @abstractmethod
@@ -156,6 +164,7 @@ class DirectReads(ABC, Generic[V]):
     def _aside(self, view: V, rows_read: torch.Tensor) -> Any:
         made = copy.copy(self)
         made.live, made.rank, made.followed, made._unpublished = None, None, True, None
+        made.last_version = None
         made._view, made.rows_read = view, rows_read
         return made
 

@@ -11,7 +11,8 @@ class ServingState:
     Attributes:
         rank: rank whose tables this process publishes; None where it only reads, as a forked child
             does.
-        version: version of the weights of the last batch.
+        version: version of the weights of the last batch; or, if the tables were drained since, of
+            those that the next one sees.
         serial: how many versions have served up to that one.
         published: time when the last owner had made its tables of that version, in seconds as
             `time.time()` has it. None for what the ranks had loaded before their first forward:

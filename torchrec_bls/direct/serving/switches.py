@@ -57,8 +57,8 @@ class Switches:
         gate: gate of the model's forwards. `finish` and `published_in_place`
             are called with its lock.
         taken: generation of each module that is read now.
-        settled: the newest generations at the last look. As long as there are no newer ones, a
-            forward has nothing to ask. None: it has.
+        settled: the newest generations when a forward asked last. As long as there are no newer
+            ones, a forward has nothing to ask. None: it has.
         problem: why the newest generation is not taken; empty if it is.
     """
 
@@ -132,7 +132,6 @@ class Switches:
                 again = (*self.taken,)
                 self._run(self._log_of(again, self._dense_taken))
 
-    @outside_inference_mode
     def take_newest(self) -> None:
         """Changes to the version that serves, in all modules or, if that fails, in none.
 
@@ -143,20 +142,32 @@ class Switches:
                 and all stay with the generation before.
             ProtocolError: another process published the dense state of another model.
         """
-        with self.gate.lock:
-            before = self.taken
-            self._take(self._follower.newest)
-            self._dense_versions.forget_until(self.taken[0].serial)
-        if self.taken is not before:
-            self._follower.release(before)
+        self._take_newest(is_asked_by_batch=True)
 
     def follow_drained(self) -> None:
         """Changes to the newest version, without a batch, if it or the one that is read is drained.
         Raises as `take_newest`."""
         newest = self._follower.newest
         is_drained = newest[0].drained_for or self.taken[0].drained_for
-        if is_drained and newest is not self.settled:
-            self.take_newest()
+        if is_drained and newest is not self.taken:
+            self._take_newest(is_asked_by_batch=False)
+
+    @outside_inference_mode
+    def _take_newest(self, *, is_asked_by_batch: bool) -> None:
+        with self.gate.lock:
+            before = self.taken
+            if not is_asked_by_batch:  # who asks for the version of the last one is told that
+                for reads in self._reads:
+                    reads.last_version = reads.version
+            self._take(self._follower.newest)
+            self._dense_versions.forget_until(self.taken[0].serial)
+            if is_asked_by_batch:
+                for reads in self._reads:
+                    reads.last_version = None
+            else:
+                self.settled = None  # so that the next one asks
+        if self.taken is not before:
+            self._follower.release(before)
 
     def _take(self, newest: Generations) -> None:
         self.finish()

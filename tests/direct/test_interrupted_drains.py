@@ -65,9 +65,10 @@ def follows(model: Any) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("served_by", [FLOAT, "tests.quant.served"])
-def test_a_drain_is_struck_at_every_line(served_by: str) -> None:
-    [(places, drained, before)] = run(1, strike_drains, served_by, 1, deadline=900.0)
-    assert min(places - 100, drained, before) > 0
+def test_a_drain_is_struck_at_many_lines(served_by: str) -> None:
+    """With a step of 1 it is each line."""
+    [(places, drained, before)] = run(1, strike_drains, served_by, 3, deadline=900.0)
+    assert min(places - 30, drained, before) > 0
 
 
 def test_a_drain_is_struck_at_some_lines() -> None:

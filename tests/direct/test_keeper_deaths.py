@@ -131,7 +131,7 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
 @pytest.mark.parametrize("served_by", SERVED)
 def test_a_keeper_is_killed_at_many_lines(tmp_path: Path, served_by: str, drain: bool) -> None:
     """With a step of 1 it is each line, which takes minutes."""
-    kill_at_places(tmp_path, served_by, 7, drain)
+    kill_at_places(tmp_path, served_by, 13, drain)
 
 
 @pytest.mark.parametrize("drain", [False, True])

@@ -249,7 +249,7 @@ def _load(connection: Any, folder: str, rows: int, times: int) -> None:
     one."""
     first, second = Path(folder) / "first", Path(folder) / "second"
     model = quantized(rows)
-    _prepare(rows, 2 * _TABLES)
+    _prepare(rows, _TABLES // 2)
     before, used = held_bytes(), _processor_s()
     with PeakMemory() as peak:
         kept = keeper(lambda: model, first, str(Path(folder) / "tables"), version="1")
@@ -262,24 +262,24 @@ def _load(connection: Any, folder: str, rows: int, times: int) -> None:
     folders = itertools.cycle([second, first])
     versions = itertools.count(2)
 
-    def refresh() -> Publication:
-        version = str(next(versions))
-        return kept.publish(next(folders), version=version, deadline=_DEADLINE_S)
+    def refresh(folder: Path) -> Publication:
+        return kept.publish(folder, version=str(next(versions)), deadline=_DEADLINE_S)
 
     timed, extra = [], []
     for _ in range(times):
-        hashed = read_and_hash(first)
+        folder = next(folders)
+        hashed = read_and_hash(folder)
         _prepare(rows, 2)
         begin = time.perf_counter()
-        publication = refresh()
+        publication = refresh(folder)
         seconds = time.perf_counter() - begin
-        hashed = (hashed + read_and_hash(first)) / 2
+        hashed = (hashed + read_and_hash(folder)) / 2
         timed.append({"refresh_s": seconds, "read_and_hash_s": hashed, "ratio": seconds / hashed})
     for _ in range(times):  # apart, since whoever looks at memory takes time
         _prepare(rows, 2)
         before = held_bytes()
         with PeakMemory() as peak:
-            refresh()
+            refresh(next(folders))
         extra.append(peak.bytes - before)
     result |= {name: Spread([each[name] for each in timed]) for name in timed[0]}
     result["extra"] = Spread(extra)

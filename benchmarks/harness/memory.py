@@ -51,10 +51,9 @@ class PeakMemory:
 
     Attributes:
         bytes: the most that `held_bytes` has been, once the context has ended.
-        looks: how many looks there were.
     """
 
-    bytes = looks = 0
+    bytes = 0
 
     def __enter__(self) -> "PeakMemory":
         self._process = subprocess.Popen(
@@ -69,18 +68,18 @@ class PeakMemory:
 
     def __exit__(self, *_: object) -> None:
         told, _ = self._process.communicate()
-        self.bytes, self.looks = map(int, told.split())
+        self.bytes = int(told)
 
 
 def _look_at_parent() -> None:
     """Looks at the parent until it closes the pipe."""
-    parent, peak, looks = os.getppid(), 0, 0
+    parent, peak = os.getppid(), 0
     print("begun", flush=True)
     ended = False
     while not ended:
         ended = bool(select.select([sys.stdin], [], [], _PAUSE_S)[0])
-        peak, looks = max(peak, held_bytes(parent)), looks + 1
-    print(peak, looks)
+        peak = max(peak, held_bytes(parent))
+    print(peak)
 
 
 if __name__ == "__main__" and "--look" in sys.argv:

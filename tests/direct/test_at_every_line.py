@@ -233,7 +233,7 @@ def strike_locks(process: Process) -> int:
             pass
 
     def place() -> None:
-        with publisher.ownership.in_place_of(1, time.monotonic() + DEADLINE):
+        with publisher._ownership.in_place_of(1, time.monotonic() + DEADLINE):
             pass
 
     def afterwards() -> None:

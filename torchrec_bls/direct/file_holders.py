@@ -28,7 +28,7 @@ def holds_all(pid: int, files: Iterable[File]) -> bool:
     """Returns whether a process holds each of some files. One that can't be asked holds none."""
     missing = set(files)
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-        missing.difference_update(*([_file_of(each.stat)] for each in descriptors))
+        missing.difference_update(_file_of(each.stat) for each in descriptors)
     return not missing
 
 

@@ -23,8 +23,8 @@ def one_torch_thread() -> Iterator[None]:
         return
     torch.get_num_threads()  # torch sets a new thread's number at its first use
     threads = _library.omp_get_max_threads()
-    _library.omp_set_num_threads(1)
     try:
+        _library.omp_set_num_threads(1)
         yield
     finally:
         _library.omp_set_num_threads(threads)

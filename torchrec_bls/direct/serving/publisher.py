@@ -49,7 +49,7 @@ class Publisher:
         self.versions = Versions(every)
         self.follower = Follower(every, serving, publishes)
         pages = [each.page for each in every]
-        self._lead, self.ownership = pages[0], Ownership(pages)
+        self._lead, self._ownership = pages[0], Ownership(pages)
         self.owners = range(every[0].owners)
         self._publishing = Turn()
         self._unnamed = count(1)
@@ -108,7 +108,7 @@ class Publisher:
         if state_dict is None:
             raise ValueError(f"the tables of rank {owner} have to come in a state_dict")
         end = time.monotonic() + deadline
-        with self.one_at_a_time(end), self.ownership.in_place_of(owner, end):
+        with self.one_at_a_time(end), self._ownership.in_place_of(owner, end):
             serial, serving = self.versions.serving
             # What is pending may be of a process that is further.
             if serving == version and self._is_intact():
@@ -217,7 +217,7 @@ class Publisher:
                 # It is back, or another process acts for it: that one looks as well.
                 with (
                     suppress(ValueError, PeerTimeoutError),
-                    self.ownership.in_place_of(other, end),
+                    self._ownership.in_place_of(other, end),
                 ):
                     self.versions.withdraw_lost(other)
         self.follower.keep(owner, serial, version, parts)
@@ -225,7 +225,7 @@ class Publisher:
 
     def give_up(self, owner: int) -> None:
         """Lets another process publish for a rank of this process."""
-        self.ownership.give_up(owner)
+        self._ownership.give_up(owner)
 
     def dense_weights(self, serving: Generation) -> dict[str, Any] | None:
         """Returns the dense weights that an owner published with its tables, or None if no owner

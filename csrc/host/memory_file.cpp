@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "errors.h"
@@ -25,6 +27,9 @@ constexpr uint64_t kMebibyte = 1u << 20;
 // In older kernels a signal ends the reservation of a piece, whose pages are lost then. Timers of
 // profilers leave the time for a small one.
 constexpr uint64_t kPiece = kMebibyte;
+// The kernel itself holds pages for a moment: to move them together, or to see who uses them.
+constexpr std::chrono::seconds kLongestHold{10};
+constexpr std::chrono::milliseconds kPause{10};
 
 bool out_of_descriptors() { return errno == EMFILE || errno == ENFILE; }
 
@@ -120,8 +125,15 @@ Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose) {
 }
 
 void seal_memory_file(int fd, bool contents, const MemoryPurpose& purpose) {
-  if (fcntl(fd, F_ADD_SEALS, contents ? kSizeSeals | F_SEAL_WRITE : kSizeSeals) != 0) {
-    fail_by_errno("cannot seal shared memory for " + purpose.what);
+  const int seals = contents ? kSizeSeals | F_SEAL_WRITE : kSizeSeals;
+  const auto end = std::chrono::steady_clock::now() + kLongestHold;
+  while (fcntl(fd, F_ADD_SEALS, seals) != 0) {
+    // The kernel has waited 0.15 s for whoever holds a page.
+    if (errno == EBUSY && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(kPause);
+    } else if (errno != EINTR) {
+      fail_by_errno("cannot seal shared memory for " + purpose.what);
+    }
   }
 }
 
@@ -161,6 +173,7 @@ void fail_by_errno(const std::string& what) {
   const char* cure = "";
   if (out_of_descriptors()) cure = ". Raise the limit of open files (ulimit -n)";
   if (errno == EFBIG) cure = ". Raise the limit of a file's size (ulimit -f)";
+  if (errno == EBUSY) cure = ": something holds pages of it. Try again";
   throw ChannelError(ErrorKind::kRendezvous, what + ": " + std::strerror(errno) + cure);
 }
 

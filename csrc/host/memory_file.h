@@ -60,7 +60,8 @@ void reserve_memory(int fd, uint64_t begin, uint64_t end, const MemoryPurpose& p
 Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose);
 
 /// Seals the size of a memory file for good: no process can cut off what others have mapped. With
-/// `contents`, nobody can write to it any more, either. Throws ChannelError.
+/// `contents`, nobody can write to it any more, either; who holds a page meanwhile is waited for,
+/// for seconds. Throws ChannelError.
 void seal_memory_file(int fd, bool contents, const MemoryPurpose& purpose);
 
 /// The address of a file of this process. Throws ChannelError.

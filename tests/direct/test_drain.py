@@ -12,7 +12,7 @@ import torch
 
 from tests.direct import nodes
 from tests.direct.forked import fork
-from tests.direct.nodes import DEADLINE, FLOAT, Node, NodeFailedError, Nodes, started, until
+from tests.direct.nodes import DEADLINE, Node, NodeFailedError, Nodes, started, until
 from tests.direct.test_keeper import KEEPER, SERVED, keep, kept, processes_of, stopped
 from torchrec_bls import publish, serving_state, version_of
 from torchrec_bls.direct import owner_part
@@ -284,25 +284,6 @@ def test_what_fails_in_a_drain_leaves_the_tables_drained(
         processes.call("owner", nodes.publish_all if again == "publish" else again, 3)
         follow(processes, "idle", 3)
         processes.call_all(["owner", "reader", "idle"], go_over, 3)
-
-
-def hint(node: Node) -> None:
-    new = node.served.weights_of(2)
-    original = Publisher.create
-
-    def create(*_: Any) -> Any:
-        raise RendezvousError("no memory")
-
-    Publisher.create = create  # type: ignore[method-assign, assignment]
-    with pytest.raises(RendezvousError, match=r"no memory. On .* publish\(..., drain=True\) has"):
-        kept(node).publish(new, version="2")
-    Publisher.create = original  # type: ignore[method-assign]
-
-
-def test_who_lacks_memory_is_told_of_it(tmp_path: Path) -> None:
-    with processes_of(tmp_path, FLOAT, "owner") as processes:
-        processes.call("owner", keep, 1)
-        processes.call("owner", hint)
 
 
 def publish_and_drain(node: Node, number: int) -> None:

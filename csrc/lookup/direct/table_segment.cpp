@@ -40,7 +40,9 @@ MemoryPurpose purpose(const TableLabel& label) {
   return {
       "the tables of rank " + std::to_string(label.owner) + " in version '" + label.version + "'",
       "Use smaller or quantized tables, more hosts, or lookup=\"exchange\", which holds no two "
-      "versions at once; or end the processes that serve, and start them with the new weights"};
+      "versions at once; where one rank owns all tables, publish(..., drain=True), which has all "
+      "readers let go of the one that serves before; or end the processes that serve, and start "
+      "them with the new weights"};
 }
 
 void check_part(const TablePart& part, size_t first, size_t bytes) {

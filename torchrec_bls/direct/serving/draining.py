@@ -128,20 +128,14 @@ class Draining:
 
 @contextmanager
 def outcome_told(publisher: Publisher) -> Iterator[None]:
-    """Has the errors of making a version say what serves, if that is nothing, or how to make one on
-    a host with too little memory."""
+    """Has the errors of making a version say what serves, if that is nothing."""
     try:
         yield
     except (ValueError, RendezvousError) as error:
+        if publisher.versions.serving[1] != DRAINED_VERSION:
+            raise
         kind = ValueError if isinstance(error, ValueError) else RendezvousError
-        if publisher.versions.serving[1] == DRAINED_VERSION:
-            raise kind(
-                f"{error}. The tables are drained already, and stay so until a version is "
-                "published: forwards raise DrainedError until then"
-            ) from error
-        if kind is RendezvousError and len(publisher.owners) == 1:
-            raise kind(
-                f"{error}. On a host that can't hold two versions, publish(..., drain=True) has "
-                "all readers let go of the one that serves before"
-            ) from error
-        raise
+        raise kind(
+            f"{error}. The tables are drained already, and stay so until a version is published: "
+            "forwards raise DrainedError until then"
+        ) from error

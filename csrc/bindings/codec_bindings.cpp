@@ -7,6 +7,7 @@
 #include "bindings/codec_number.h"
 #include "bindings/tensors/tensor_argument.h"
 #include "codecs/codec.h"
+#include "codecs/stored_rows.h"
 #include "errors.h"
 #include "host/instruction_set.h"
 
@@ -38,6 +39,14 @@ void decode_from(uint8_t codec, const Tensor& data, const Tensor& out) {
                      "encoded rows have " + std::to_string(from.count - used) + " bytes too many");
 }
 
+size_t store_int8_rows(const Tensor& rows, const Tensor& out) {
+  const TensorRows from = rows_of(rows, "rows", kFloat32);
+  const TensorRows to = rows_of(out, "out", kUint8);
+  check_rows("out", to, from.rows);
+  const py::gil_scoped_release release;
+  return stored_rows::store_int8(matrix<const float>(from), to.columns, to.data);
+}
+
 }  // namespace
 
 void bind_codecs(py::module_& module) {
@@ -56,6 +65,7 @@ void bind_codecs(py::module_& module) {
       py::arg("codec"), py::arg("rows"), py::arg("columns"));
   module.def("encode_rows", &encode_to, py::arg("codec"), py::arg("rows"), py::arg("out"));
   module.def("decode_rows", &decode_from, py::arg("codec"), py::arg("data"), py::arg("out"));
+  module.def("store_int8_rows", &store_int8_rows, py::arg("rows"), py::arg("out"));
   module.def("instruction_sets", &instruction_sets);
   module.def("use_instruction_set", &use_instruction_set, py::arg("name"));
 }

@@ -207,9 +207,13 @@ class OwnerPart:
         for piece in cut.pieces:
             old = self.pieces[piece.number]
             steps = (step for span in piece.spans for step in content(span.begin, span.end))
+            is_same = True
             # All of it is read, whatever the first step says: what can't be read is an error.
-            digests = [step.digest for step in steps]
-            if all(old.has(number, digest) for number, digest in enumerate(digests)):
+            for number, step in enumerate(steps):
+                if not old.has(number, step.digest):
+                    step.check()
+                    is_same = False
+            if is_same:
                 stay[piece.number] = old
         return stay
 

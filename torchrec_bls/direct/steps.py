@@ -67,15 +67,19 @@ class Run:
     @one_torch_thread()
     def _step(self, begin: int, end: int, first: int) -> "Step":
         read = self.read(first, -(-(end - self.origin) // self.row_bytes))
-        for tensor in read.source:
-            _refuse_not_finite(self.name, tensor, first)
         skipped = begin - self.origin - first * self.row_bytes
 
         @one_torch_thread()
+        def check() -> None:
+            for tensor in read.source:
+                _refuse_not_finite(self.name, tensor, first)
+
+        @one_torch_thread()
         def stored() -> torch.Tensor:
+            check()
             return read.stored().view(-1).view(torch.uint8)[skipped : skipped + end - begin]
 
-        return Step(begin, end - begin, _digest(read.source), stored)
+        return Step(begin, end - begin, _digest(read.source), check, stored)
 
 
 class Step(NamedTuple):
@@ -85,12 +89,15 @@ class Step(NamedTuple):
         place: place of the first byte among the owner's.
         size: number of the bytes.
         digest: digest of all that they depend on beside the layout; empty if it is not known.
-        stored: function that returns the bytes, uint8.
+        check: function that raises ValueError if no version may have the bytes. A version that has
+            the same digest was checked when its bytes were stored.
+        stored: function that checks the bytes and returns them, uint8.
     """
 
     place: int
     size: int
     digest: bytes
+    check: Callable[[], None]
     stored: Callable[[], torch.Tensor]
 
 
@@ -102,7 +109,7 @@ Content = Callable[[int, int], Iterator[Step]]
 def content_of(runs: Sequence[Run]) -> Content:
     """Returns the content of an owner's bytes.
 
-    Its steps raise ValueError for weights that are NaN or infinite, with table and row.
+    Its steps refuse weights that are NaN or infinite, with table and row.
 
     Args:
         runs: the owner's runs, which do not overlap.
@@ -128,9 +135,13 @@ def content_in_memory(tensors: Sequence[tuple[torch.Tensor, int]]) -> Content:
             first, last = max(begin, place), min(end, place + tensor.nbytes)
             if first < last:
                 stored = tensor.detach().view(-1).view(torch.uint8)[first - place : last - place]
-                yield Step(first, last - first, b"", stored.clone)
+                yield Step(first, last - first, b"", _any_bytes, stored.clone)
 
     return steps
+
+
+def _any_bytes() -> None:
+    """Refuses no bytes: they serve already."""
 
 
 def _digest(source: Sequence[torch.Tensor]) -> bytes:

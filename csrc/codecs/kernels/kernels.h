@@ -7,7 +7,7 @@
 
 namespace bls {
 
-/// What takes the time in codec.h, rowwise.h and checksum.h, compiled for one instruction set.
+/// What takes the time in codec.h, rowwise.h, checksum.h and stored_rows.h, compiled for one instruction set.
 /// Matrices have at least one column.
 struct Kernels {
   /// As `rowwise::encode` where everything but the escaped values fits before `end`.
@@ -25,6 +25,8 @@ struct Kernels {
   void (*from_bfloat16)(const std::byte* in, size_t count, float* values);
   /// The checksum before its last negation, from that of what comes before `bytes`.
   uint32_t (*crc32c)(uint32_t crc, const std::byte* bytes, size_t count);
+  /// As `stored_rows::store_int8`.
+  size_t (*store_int8)(const Matrix<const float>& rows, size_t row_bytes, std::byte* out);
 };
 
 /// Those of `instruction_set`.

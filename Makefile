@@ -11,6 +11,8 @@ FUZZ_TARGET ?= bounded
 EXECUTIONS ?= 1000000
 PAPER_ARGS ?=
 SOAK_ARGS ?=
+# Of the Python tests that `make test` runs; "not trio" adds the slow ones.
+MARKERS ?= not slow
 ACTIONS ?= 100000
 # Processes that share the Python tests out; each test of ranks starts 2 to 8 more.
 TEST_JOBS ?= 2
@@ -59,12 +61,13 @@ check: build build-tests lint  ## Lint, the quick C++ tests, pure Python and a s
 
 test: build build-tests  ## Run the C++ and Python tests but for the slow ones (7 minutes)
 	$(call run-cpp-tests)
-	$(call pytest,not slow)
+	$(call pytest,$(MARKERS))
 
 test-slow: build  ## Run the Python tests that `make test` leaves out
 	$(call pytest,slow and not trio)
 
-test-all: test test-slow test-model  ## Run every test
+test-all: MARKERS = not trio
+test-all: test test-model  ## Run every test
 
 test-cpp: build-tests  ## Run the C++ tests alone
 	$(call run-cpp-tests)

@@ -19,7 +19,7 @@ from torchrec_bls import BLSConfig
 
 COLD = 50_000
 FULL = {"forwards": 1000, "every": 1}
-QUICK = {"forwards": 20, "every": 5}
+QUICK = {"forwards": 20, "every": 7}
 _QUANTILES = (0.5, 0.9, 0.99)
 
 

@@ -67,6 +67,7 @@ def publish_for_the_dead(rank: int) -> None:
     check(model, batches, expected, 0)
     pids = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
+    survivors = dist.new_group([0, 2])
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     until(lambda: state_of(pids[1]) in "ZX")
@@ -80,6 +81,7 @@ def publish_for_the_dead(rank: int) -> None:
     with pytest.raises(ValueError, match="have to come in a state_dict"):
         publish(model, version="2", owner=1)
     assert check(model, batches, expected, 0) == 1
+    dist.barrier(survivors)
     if rank == 0:
         publish(model, weights_of(2), version="2", owner=1)
     own.wait(DEADLINE)
@@ -272,7 +274,11 @@ def serve_while_publishers_crash(rank: int, batches_number: int, every: int) -> 
                     publish(model, weights_of(version), version=str(version), owner=2)
                 publication.wait(DEADLINE)
                 # So that every version has its batches.
-                until(lambda version=version: len(seen) >= every * (version - 1))
+                until(
+                    lambda version=version: (
+                        seen[-1] == version and len(seen) >= every * (version - 1)
+                    )
+                )
         except BaseException as error:
             failures.append(error)
 

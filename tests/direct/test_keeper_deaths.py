@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.direct import nodes
-from tests.direct.at_every_line import PACKAGE, Place
+from tests.direct.at_every_line import PACKAGE, Place, some_of
 from tests.direct.nodes import DEADLINE, FLOAT, Node
 from tests.direct.test_drain import go_over
-from tests.direct.test_keeper import KEEPER, SERVED, keep, kept, processes_of, publish
+from tests.direct.test_keeper import KEEPER, keep, kept, processes_of, publish
+from tests.tiers import slow_but
 from torchrec_bls import Keeper, keeper
 from torchrec_bls.errors import DrainedError
 
@@ -111,7 +112,7 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
         assert len(places) > 100
         processes.call("reader", go_over, 2)
         shown, seen_drained = 2, 0
-        for place in places[::step]:
+        for place in some_of(places, step):
             new, last = shown % 3 + 1, (shown + 1) % 3 + 1
             what = f"{Path(place[0]).name}:{place[1]}"
             ended_by, _ = processes.call("nursery", walk_in_child, new, drain, place)
@@ -126,14 +127,11 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
         assert (seen_drained > 0) == drain
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drain", [False, True])
-@pytest.mark.parametrize("served_by", SERVED)
-def test_a_keeper_is_killed_at_many_lines(tmp_path: Path, served_by: str, drain: bool) -> None:
-    """With a step of 1 it is each line, which takes minutes."""
-    kill_at_places(tmp_path, served_by, 13, drain)
-
-
-@pytest.mark.parametrize("drain", [False, True])
-def test_a_keeper_is_killed_at_some_lines(tmp_path: Path, drain: bool) -> None:
-    kill_at_places(tmp_path, FLOAT, 29, drain)
+@pytest.mark.parametrize(
+    ("served_by", "step"), slow_but([(FLOAT, 29)], [(FLOAT, 29), ("tests.quant.served", 23)])
+)
+def test_a_keeper_is_killed_at_some_lines(
+    tmp_path: Path, served_by: str, step: int, drain: bool
+) -> None:
+    kill_at_places(tmp_path, served_by, step, drain)

@@ -388,7 +388,8 @@ def publish_parts(rank: int) -> None:
     own = publish(inner, weights_of(3), version="3")
     own.wait(DEADLINE)
     assert check_outer() == 3 and outer.bias.item() == 1
-    assert serving_state(outer) == serving_state(inner)
+    # Who has let go of the version before may change between two looks.
+    until(lambda: serving_state(outer) == serving_state(inner))
     with pytest.raises(ValueError, match=r"served together with 1 other modules.*whole model"):
         publish(inner.module.bags, version="4")
     dist.barrier()
@@ -427,9 +428,9 @@ def leave_readers_behind(rank: int, folder: str, how: str) -> None:
     else:
         del ranked.model, offered
         gc.collect()
-    assert "rank 0 has shared its tables anew or has freed the model" in (
-        serving_state(reader).problem
-    )
+    # The thread that follows may be in a look, and free them after it.
+    says = "rank 0 has shared its tables anew or has freed the model"
+    until(lambda: says in serving_state(reader).problem)
     assert check(reader, ranked.batches, ranked.expected, 1) == 1
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
+from tests.direct.nodes import until
 from torchrec_bls import Keeper, Watch, keeper, watch
 from torchrec_bls.direct.arguments import check_version
 from torchrec_bls.direct.keeping.checkpoint_weights import version_of_checkpoint
@@ -289,8 +290,7 @@ def test_a_probe_keeps_a_version_out(kept: Keeper, folder: Path) -> None:
 def test_a_thread_looks_by_itself(kept: Keeper, folder: Path) -> None:
     write(folder / "a", 1, 100)
     with watch(kept.model, folder, pause=0.005) as watched:
-        while not watched.published:
-            watched.join(0.005)
+        until(lambda: bool(watched.published))
         assert shown(kept) == 1
     assert not watched._thread.is_alive()
 

@@ -119,7 +119,7 @@ class Follower:
             # A slow process finds a newer version at its next look.
             self.problem = f"version {version!r}: {error}" if version else str(error)
             return False
-        self.newest, self.problem = tuple(ready), ""
+        self.problem, self.newest = "", tuple(ready)
         for key in list(self._parts):  # another thread may be keeping some
             if key[2] <= serial:
                 self._parts.pop(key, None)

@@ -169,7 +169,7 @@ def publish_without_memory(rank: int) -> None:
             return _native.TableSegment.create(label, [], 1 << 60, False)
 
         SharedTables.create = create_one  # type: ignore[method-assign]
-        says = r"no memory for the tables of rank 0 in ver.*publish\(\.\.\., drain=True\), which has"
+        says = r"no memory for the tables of rank 0 in ver.*publish\(\.\.\., drain=True\), which"
         with pytest.raises(RendezvousError, match=says):
             publish(model, weights_of(2), version="2")
         SharedTables.create = create  # type: ignore[method-assign]

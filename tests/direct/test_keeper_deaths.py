@@ -1,6 +1,7 @@
 """A keeper is killed at lines of a publication. Its readers serve on, and its successor takes
 the tables over from them."""
 
+import gc
 import os
 import pickle
 import signal
@@ -100,6 +101,7 @@ def give_up(node: Node) -> None:
     kept(node).close()
     node.offers.clear()
     node.model = None
+    gc.collect()  # models are in cycles, and would all follow the versions to come
 
 
 def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None:

@@ -7,8 +7,8 @@
 
 namespace bls {
 
-/// What takes the time in codec.h, rowwise.h, checksum.h and stored_rows.h, compiled for one instruction set.
-/// Matrices have at least one column.
+/// What takes the time in codec.h, rowwise.h, checksum.h and stored_rows.h, compiled for one
+/// instruction set. Matrices have at least one column.
 struct Kernels {
   /// As `rowwise::encode` where everything but the escaped values fits before `end`.
   size_t (*encode_rowwise)(int bits, const Matrix<const float>& rows, std::byte* out,

@@ -132,7 +132,9 @@ def _answer_of(connection: Any) -> Any:
 
 
 def _read(connection: Any, path: str, rows: int) -> None:
-    """Attaches and answers a batch, then one of each version that is asked for."""
+    """Attaches and answers a batch, then one of each version that is asked for: it tells how long
+    after the publication the first lookup in that version began and ended."""
+    torch.set_num_threads(1)  # as the keeper works beside it
     model, ids = quantized(rows), _ids(rows)
     before = _page_tables_kib()
     begin = time.perf_counter()
@@ -151,10 +153,12 @@ def _read(connection: Any, path: str, rows: int) -> None:
         while True:
             awaited = connection.recv()
             while version_of(model) != awaited:
+                asked = time.time()
                 model(ids)
+            answered = time.time()
             published = serving_state(model).published
             assert published is not None
-            connection.send(time.time() - published)
+            connection.send((asked - published, answered - published))
 
 
 def _keep(connection: Any, path: str, rows: int) -> None:
@@ -171,7 +175,7 @@ def measure_size(gib: float, switches: int, attaches: int) -> dict[str, Any]:
     """Attaches and switches at one size of the tables."""
     rows = rows_of(gib, _ROW_BYTES)
     readers: list[dict[str, float]] = []
-    switch_s = []
+    switches_s = []
     with tempfile.TemporaryDirectory(prefix="bls-tables-") as folder:
         path = str(Path(folder) / "tables")
         with _process(_keep, path, rows) as owner:
@@ -186,12 +190,14 @@ def measure_size(gib: float, switches: int, attaches: int) -> dict[str, Any]:
                         reader.send(str(number))
                         owner.send(number)
                         _answer_of(owner)
-                        switch_s.append(_answer_of(reader))
+                        switches_s.append(_answer_of(reader))
     result: dict[str, Any] = {"gib": gib}
     for name in readers[0] if readers else ():
         result[name] = Spread([each[name] for each in readers])
-    if switch_s:
-        result["switch_s"] = Spread(switch_s)
+    for name, seconds in zip(
+        ("switch_s", "switch_answer_s"), zip(*switches_s, strict=True), strict=False
+    ):
+        result[name] = Spread(list(seconds))
     return result
 
 

@@ -18,8 +18,9 @@ namespace {
 // long as one of 4 KiB. No unmapping cuts a page of 2 MiB.
 constexpr size_t kPopulatedAtOnce = 128, kUnmappedAtOnce = 512;
 // Times a step that this thread rests after it. The scheduler may leave it on the processor of a
-// thread with lookups, which loses one in so many then.
-constexpr int kRests = 4;
+// thread with lookups, which loses one in so many then. Tables of 2 MiB pages take few steps, and
+// delay few lookups: their new versions need not wait for as long.
+constexpr int kRests = 4, kRestsOfHugePages = 1;
 // A step takes less than a millisecond. One that took longer waited for a processor, or its process
 // was stopped: a rest in proportion would keep new tables back as long again, and more.
 constexpr std::chrono::milliseconds kLongestRest{50};
@@ -28,17 +29,19 @@ constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ of Linux 5.14
 thread_local bool beside_lookups = false;
 std::atomic<bool> process_ends = false;
 
-/// Calls `work(at, bytes)` for one step of at most `step` bytes after the other, until one returns
+/// Calls `work(at, bytes)` for one step of at most `pages` pages after the other, until one returns
 /// false.
 template <class Work>
-void in_steps(size_t bytes, size_t step, const Work& work) {
+void in_steps(size_t bytes, size_t pages, size_t page, const Work& work) {
   using Clock = std::chrono::steady_clock;
+  const size_t step = pages * page;
+  const int rests = page == kHugePage ? kRestsOfHugePages : kRests;
   for (size_t at = 0; at < bytes; at += step) {
     if (beside_lookups && process_ends) return;
     const auto begin = Clock::now();
     if (!work(at, std::min(step, bytes - at))) return;
     if (!beside_lookups) continue;
-    const Clock::duration rest = kRests * (Clock::now() - begin);
+    const Clock::duration rest = rests * (Clock::now() - begin);
     std::this_thread::sleep_for(std::min<Clock::duration>(rest, kLongestRest));
   }
 }
@@ -68,13 +71,13 @@ std::byte* map_table_file(int fd, size_t bytes, int protection, int kind) {
 }
 
 void populate_table_pages(const std::byte* data, size_t bytes, size_t page) {
-  in_steps(bytes, kPopulatedAtOnce * page, [data](size_t at, size_t step) {
+  in_steps(bytes, kPopulatedAtOnce, page, [data](size_t at, size_t step) {
     return madvise(const_cast<std::byte*>(data) + at, step, kPopulateRead) == 0;
   });
 }
 
 void unmap_table_pages(const std::byte* data, size_t bytes, size_t page) noexcept {
-  in_steps(bytes, kUnmappedAtOnce * page, [data](size_t at, size_t step) {
+  in_steps(bytes, kUnmappedAtOnce, page, [data](size_t at, size_t step) {
     munmap(const_cast<std::byte*>(data) + at, step);
     return true;
   });

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from torchrec_bls.cli import analyse_tables, calibrate, plan, simulate, trace
+from torchrec_bls.cli import analyse_tables, calibrate, plan, serve, simulate, trace
 from torchrec_bls.doctor import report
 from torchrec_bls.doctor.examination import examine
 
@@ -28,6 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     doctor.set_defaults(command=_doctor)
     calibrate.add_command(commands)
     plan.add_command(commands)
+    serve.add_command(commands)
     simulate.add_command(commands)
     trace.add_command(commands)
     analyse_tables.add_command(commands)

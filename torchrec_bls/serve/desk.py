@@ -1,0 +1,156 @@
+"""What both protocols do with a request: admit it, have it answered, and count how it ended."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchrec_bls.serve.access_log import AccessLog
+from torchrec_bls.serve.engine import Engine
+from torchrec_bls.serve.heads import RequestHead
+from torchrec_bls.serve.inputs import Features, Layout
+from torchrec_bls.serve.observer import Observer
+from torchrec_bls.serve.outcomes import Outcome, RequestError
+from torchrec_bls.serve.waiting import Answer, Request
+
+
+class Ticket:
+    """A request on its way.
+
+    Args:
+        engine: engine that answers it.
+        arrived: moment of its arrival, in seconds of `time.monotonic()`.
+
+    Attributes:
+        arrived: see above.
+        samples: its samples; 0 as long as they are not known.
+        deadline: its deadline; infinite as long as that is not known.
+        queue_s: seconds that it waited for its batch, once it is answered.
+    """
+
+    def __init__(self, engine: Engine, arrived: float) -> None:
+        self._engine = engine
+        self._layout: Layout | None = None
+        self._request: Request | None = None
+        self._version = ""
+        self._has_left = False
+        self.arrived = arrived
+        self.samples = 0
+        self.deadline = float("inf")
+        self.queue_s: float | None = None
+
+    def admit(self, head: RequestHead) -> None:
+        """Decides by its head whether it can be answered in time.
+
+        Raises:
+            RequestError: it can't, or does not fit the model.
+        """
+        self._check_version(head.version)
+        self._version = head.version
+        self._layout = layout = self._engine.inputs.layout(head)
+        self.samples = layout.samples
+        self.deadline = self._engine.deadline(self.arrived, head.timeout_us)
+        self._engine.check(layout.samples, layout.ids, self.deadline)
+
+    async def answer(self, contents: Sequence[NDArray[Any]]) -> Answer:
+        """Returns the answer of the model.
+
+        Args:
+            contents: elements of each tensor of its head, [elements].
+
+        Raises:
+            RequestError: they do not fit, or it gets no scores.
+        """
+        layout = self._layout
+        assert layout is not None
+        features = self._engine.inputs.read(layout, contents)
+        # Contents may have come long after the head.
+        self._engine.check(layout.samples, layout.ids, self.deadline)
+        if self._has_left:
+            raise _gone()
+        asked = features if features.samples else _one_sample(features)
+        self._request = self._engine.submit(asked, self.deadline, self.arrived)
+        answer = await self._request.answer
+        self._check_version(self._version, answer.version)
+        self.queue_s = answer.queue_s
+        if features.samples:
+            return answer
+        return answer._replace(outputs={name: each[:0] for name, each in answer.outputs.items()})
+
+    def leave(self) -> None:
+        """Takes the request back: its caller has left."""
+        self._has_left = True
+        if self._request is not None and not self._request.answer.done():
+            self._request.answer.set_exception(_gone())
+
+    def _check_version(self, asked: str, served: str | None = None) -> None:
+        served = self._engine.version if served is None else served
+        if asked not in ("", served):
+            raise RequestError(
+                Outcome.UNKNOWN, f"version '{asked}' is not served, but '{served}' is"
+            )
+
+
+class Desk:
+    """Where requests of both protocols come in.
+
+    Args:
+        engine: engine that answers them.
+        observer: counts of how they ended.
+        log: log of requests, or None.
+
+    Attributes:
+        engine: see above.
+    """
+
+    def __init__(self, engine: Engine, observer: Observer, log: AccessLog | None) -> None:
+        self.engine = engine
+        self._observer = observer
+        self._log = log
+
+    @contextmanager
+    def request(self, protocol: str) -> Iterator[Ticket]:
+        """Yields the ticket of a request, and counts how it ended: as the exception says, or as
+        answered.
+
+        Args:
+            protocol: "http" or "grpc".
+        """
+        ticket = Ticket(self.engine, self.engine.arrival())
+        outcome = Outcome.GONE  # unless it ends otherwise
+        try:
+            yield ticket
+            outcome = Outcome.LATE if time.monotonic() > ticket.deadline else Outcome.OK
+        except RequestError as error:
+            outcome = error.outcome
+            raise
+        except Exception:
+            outcome = Outcome.FAILED
+            raise
+        finally:
+            self._observer.ended(outcome, ticket.arrived, ticket.queue_s)
+            if self._log is not None:
+                seconds = time.monotonic() - ticket.arrived
+                self._log.write(protocol, outcome, seconds, ticket.samples, ticket.queue_s)
+
+
+def _one_sample(empty: Features) -> Features:
+    """Returns features of one sample without ids. Its outputs have the shape of the model's."""
+    keys = len(empty.counts)
+    dense = empty.dense
+    return Features(
+        1,
+        None if dense is None else np.zeros((1, dense.shape[1]), dtype=np.float32),
+        np.zeros(0, dtype=np.int64),
+        np.zeros(keys, dtype=np.int32),
+        None if empty.weights is None else np.zeros(0, dtype=np.float32),
+        np.zeros(keys, dtype=np.int64),
+        (False,) * keys,
+    )
+
+
+def _gone() -> RequestError:
+    return RequestError(Outcome.GONE, "the caller has left")

@@ -1,0 +1,206 @@
+"""The service over gRPC: the Open Inference Protocol v2, by the messages of tritonclient.
+
+Of an inference request, the head is read first, and its raw tensors only if it can be answered in
+time.
+"""
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2 as messages
+
+from torchrec_bls.serve.desk import Desk
+from torchrec_bls.serve.heads import RequestHead, TensorHead
+from torchrec_bls.serve.inputs import DTYPES
+from torchrec_bls.serve.json_heads import reply_parameters
+from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
+from torchrec_bls.serve.raw_contents import split
+from torchrec_bls.serve.serving_facts import ServingFacts
+from torchrec_bls.serve.waiting import Answer
+
+_SERVICE = "inference.GRPCInferenceService"
+# Bytes of a message beside the tensors.
+_HEAD_BYTES = 1 << 20
+# Field of InferTensorContents for each datatype.
+_TYPED = {"FP32": "fp32_contents", "INT64": "int64_contents", "INT32": "int_contents"}
+_Method = Callable[[bytes, Any], Awaitable[bytes]]
+
+
+class GrpcService:
+    """Answers gRPC requests.
+
+    Args:
+        desk: where inference requests come in.
+        facts: what else callers may ask.
+    """
+
+    def __init__(self, desk: Desk, facts: ServingFacts) -> None:
+        self._desk = desk
+        self._facts = facts
+
+    def server(self, address: str) -> Any:
+        """Returns a server that is not started.
+
+        Args:
+            address: host and port that it listens at.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        size = self._desk.engine.contract.max_body_bytes + _HEAD_BYTES
+        options = [("grpc.max_receive_message_length", size), ("grpc.so_reuseport", 0)]
+        server = grpc.aio.server(options=options)
+        methods: dict[str, _Method] = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._infer,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()
+        }
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, handlers)])
+        try:
+            server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen at {address} for gRPC: {error}") from error
+        return server
+
+    async def _infer(self, message: bytes, context: Any) -> bytes:
+        try:
+            with self._desk.request("grpc") as ticket:
+                text, raw = split(message)
+                request = _parsed(messages.ModelInferRequest, text)
+                self._check_model(request.model_name)
+                ticket.admit(_head(request, context.time_remaining()))
+                answer = await ticket.answer(_contents(request, raw))
+                return _reply(request, answer, self._facts.name)
+        except RequestError as error:
+            await _abort(context, error)
+        raise AssertionError("abort raises")
+
+    async def _live(self, message: bytes, context: Any) -> bytes:
+        return _bytes(messages.ServerLiveResponse(live=True))
+
+    async def _ready(self, message: bytes, context: Any) -> bytes:
+        return _bytes(messages.ServerReadyResponse(ready=not self._facts.why_not_ready()))
+
+    async def _model_ready(self, message: bytes, context: Any) -> bytes:
+        try:
+            request = _parsed(messages.ModelReadyRequest, message)
+        except RequestError as error:
+            await _abort(context, error)
+        is_ready = request.name == self._facts.name and not self._facts.why_not_ready()
+        return _bytes(messages.ModelReadyResponse(ready=is_ready))
+
+    async def _server_metadata(self, message: bytes, context: Any) -> bytes:
+        return _bytes(messages.ServerMetadataResponse(**self._facts.server_metadata()))
+
+    async def _model_metadata(self, message: bytes, context: Any) -> bytes:
+        try:
+            self._check_model(_parsed(messages.ModelMetadataRequest, message).name)
+        except RequestError as error:
+            await _abort(context, error)
+        return _bytes(messages.ModelMetadataResponse(**self._facts.model_metadata()))
+
+    def _check_model(self, name: str) -> None:
+        if name != self._facts.name:
+            raise RequestError(
+                Outcome.UNKNOWN, f"no model '{name}' is served, but '{self._facts.name}'"
+            )
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise bad(f"the message is no {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def _bytes(message: Any) -> bytes:
+    serialized: bytes = message.SerializeToString()
+    return serialized
+
+
+def _head(request: Any, remaining_s: float | None) -> RequestHead:
+    """Returns the head of a request. The deadline of the call counts as well, if it is earlier."""
+    timeout_us = None
+    if "timeout" in request.parameters:
+        given = request.parameters["timeout"]
+        if given.WhichOneof("parameter_choice") not in ("int64_param", "uint64_param"):
+            raise bad("parameter 'timeout' of the request must be an integer")
+        timeout_us = given.int64_param or given.uint64_param
+    if remaining_s is not None and math.isfinite(remaining_s):
+        remaining_us = int(remaining_s * 1e6)
+        timeout_us = remaining_us if timeout_us is None else min(timeout_us, remaining_us)
+    tensors = []
+    for each in request.inputs:
+        broadcast = False
+        if "broadcast" in each.parameters:
+            given = each.parameters["broadcast"]
+            if given.WhichOneof("parameter_choice") != "bool_param":
+                raise bad(f"parameter 'broadcast' of tensor '{each.name}' must be a boolean")
+            broadcast = given.bool_param
+        tensors.append(TensorHead(each.name, each.datatype, tuple(each.shape), broadcast))
+    return RequestHead(request.id, timeout_us, request.model_version, tuple(tensors))
+
+
+def _contents(request: Any, raw: list[memoryview]) -> list[NDArray[Any]]:
+    if raw and len(raw) != len(request.inputs):
+        raise bad(f"{len(raw)} raw contents for {len(request.inputs)} tensors")
+    arrays: list[NDArray[Any]] = []
+    for number, tensor in enumerate(request.inputs):
+        dtype = DTYPES[tensor.datatype]
+        count = math.prod(tensor.shape)
+        if raw:
+            size = len(raw[number])
+            if size != count * dtype.itemsize:
+                raise bad(
+                    f"tensor '{tensor.name}' has {size} raw bytes, but its shape "
+                    f"{list(tensor.shape)} of {tensor.datatype} takes {count * dtype.itemsize}"
+                )
+            arrays.append(np.frombuffer(raw[number], dtype=dtype))
+            continue
+        array = np.array(getattr(tensor.contents, _TYPED[tensor.datatype]), dtype=dtype)
+        if array.size != count:
+            raise bad(
+                f"tensor '{tensor.name}' has {array.size} elements in "
+                f"{_TYPED[tensor.datatype]}, but its shape {list(tensor.shape)} has {count}"
+            )
+        arrays.append(array)
+    return arrays
+
+
+def _reply(request: Any, answer: Answer, model: str) -> bytes:
+    asked = {each.name for each in request.outputs}
+    unknown = asked - answer.outputs.keys()
+    if unknown:
+        raise bad(f"the model has no output '{min(unknown)}', but {sorted(answer.outputs)}")
+    reply = messages.ModelInferResponse(
+        model_name=model, model_version=answer.version, id=request.id
+    )
+    for name, value in reply_parameters(answer).items():
+        if isinstance(value, str):
+            reply.parameters[name].string_param = value
+        else:
+            reply.parameters[name].int64_param = value
+    for name, values in answer.outputs.items():
+        if not asked or name in asked:
+            reply.outputs.add(name=name, datatype="FP32", shape=values.shape)
+            reply.raw_output_contents.append(values.tobytes())
+    return _bytes(reply)
+
+
+async def _abort(context: Any, error: RequestError) -> None:
+    metadata: tuple[tuple[str, str], ...] = ()
+    if error.retry_s is not None:
+        metadata = (("grpc-retry-pushback-ms", str(math.ceil(error.retry_s * 1e3))),)
+    code = getattr(grpc.StatusCode, error.outcome.code)
+    await context.abort(code, error.text, metadata)

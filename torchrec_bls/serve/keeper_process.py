@@ -1,0 +1,192 @@
+"""The process that keeps a service's tables, and its successors."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch import nn
+
+from torchrec_bls.errors import named
+
+# Seconds that a keeper may take to load its first version, and to end.
+_LOADING, _ENDING = 3600.0, 30.0
+# Seconds between the end of a keeper and the next one, doubled each time up to the longest.
+_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+# Seconds between two looks at what it watches.
+_LOOK = 1.0
+# Versions are made when nobody else needs the processor.
+_NICE = 10
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Refreshes:
+    """What became of new checkpoints.
+
+    Attributes:
+        failed: how many publications have failed.
+        problem: why the newest checkpoint is not served; empty if it is.
+    """
+
+    failed: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What a keeper keeps.
+
+    Attributes:
+        build: function that returns the model; it can be imported.
+        checkpoint: path of its first checkpoint.
+        path: path of the socket that readers attach at.
+        watch: directory whose new checkpoints are published, or None.
+        drain: whether a version is let go of before the next one is made.
+        dense_columns: number of the model's dense features; None: it is found.
+    """
+
+    build: Callable[[], nn.Module]
+    checkpoint: str
+    path: str
+    watch: str | None
+    drain: bool
+    dense_columns: int | None
+
+
+class KeeperProcess:
+    """Runs a keeper beside this process, and another one when it ends, which takes the tables over
+    from this process. It is a context manager.
+
+    Args:
+        keeping: what it keeps.
+
+    Attributes:
+        refreshes: what became of new checkpoints.
+    """
+
+    def __init__(self, keeping: Keeping) -> None:
+        self.refreshes = Refreshes()
+        self._keeping = keeping
+        self._pause = _PAUSE
+        self._next = 0.0
+        self._start()
+
+    def __enter__(self) -> "KeeperProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait(self) -> None:
+        """Returns when the tables can be attached to.
+
+        Raises:
+            RuntimeError: the keeper ended before; the text says why.
+        """
+        end = time.monotonic() + _LOADING
+        while time.monotonic() < end:
+            if self._connection.poll(0.1):
+                if self._take(self._receive()):
+                    return
+            elif not self._process.is_alive():
+                break
+        raise RuntimeError("the process that keeps the tables has ended: its log says why")
+
+    def look(self) -> None:
+        """Takes what the keeper says, and begins another one if it has ended."""
+        while self._connection.poll():
+            message = self._receive()
+            if message is None:
+                break
+            self._take(message)
+        if self._process.is_alive():
+            return
+        now = time.monotonic()
+        if not self._next:
+            _log.warning(
+                "the process that keeps the tables has ended with status %s: another one takes "
+                "over; requests are answered meanwhile",
+                self._process.exitcode,
+            )
+            self._next = now + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        elif now >= self._next:
+            self._next = 0.0
+            self._connection.close()
+            self._start()
+
+    def close(self) -> None:
+        """Ends the keeper."""
+        self._connection.close()
+        self._process.join(_ENDING)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_ENDING)
+
+    def _start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, there = spawn.Pipe()
+        self._process = spawn.Process(
+            target=_keep, args=(there, self._keeping), name="torchrec_bls keeper"
+        )
+        self._process.start()
+        there.close()
+
+    def _receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return None
+
+    def _take(self, message: Any) -> bool:
+        """Takes a message. Returns whether it says that the tables are there."""
+        if isinstance(message, Refreshes):
+            self.refreshes = message
+        elif isinstance(message, str) and message:
+            raise RuntimeError(f"the tables can't be loaded: {message}")
+        elif message == "":
+            self._pause = _PAUSE
+            return True
+        return False
+
+
+def _keep(connection: Connection, keeping: Keeping) -> None:
+    """Keeps tables until the other end of the connection is closed."""
+    # Both get it from a terminal, and the service says when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch
+
+    from torchrec_bls.direct.keeping.keeper import keeper
+    from torchrec_bls.serve.inputs import features_in
+    from torchrec_bls.serve.probe import FiniteAnswers
+
+    torch.set_num_threads(1)
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger("torchrec_bls").setLevel(logging.INFO)
+    try:
+        kept = keeper(keeping.build, keeping.checkpoint, keeping.path)
+    except Exception as error:
+        connection.send(named(error))
+        raise
+    os.nice(_NICE)
+    with kept:
+        watch = None
+        if keeping.watch is not None:
+            probe = FiniteAnswers(*features_in(keeping.build()), keeping.dense_columns)
+            watch = kept.watch(keeping.watch, drain=keeping.drain, probe=probe)
+        connection.send("")
+        told = Refreshes()
+        while True:
+            try:
+                if connection.poll(_LOOK):
+                    connection.recv()
+                if watch is not None and told != (told := Refreshes(watch.failed, watch.problem)):
+                    connection.send(told)
+            except (EOFError, OSError):
+                return

@@ -1,0 +1,148 @@
+"""Calls of the model that is served, with several requests at once."""
+
+import inspect
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from torchrec_bls.direct.serving.reading_modules import reading_modules
+from torchrec_bls.serve.batches import dense_of, ids_of, outputs_of
+from torchrec_bls.serve.inputs import Features, ModelInputs
+
+# Sizes of the batches that predictions are fitted to: samples, and ids of each feature.
+_SAMPLES, _IDS = (1, 8, 32, 128), (1, 4)
+_WARMING, _MEASURED = 2, 5
+
+
+class ModelCalls:
+    """Calls a model with requests.
+
+    Args:
+        model: the model, which reads its tables.
+        keys: names of its features.
+        dense_columns: number of its dense features. None: that is found by calls of the model, as
+            the size of the linear layer that takes them, alone or beside all embeddings.
+
+    Attributes:
+        dense_columns: number of its dense features; 0 if it takes none.
+        model: see above; whoever has another form of it, such as a compiled one, may set it.
+
+    Raises:
+        ValueError: its forward takes something else than a KeyedJaggedTensor, or dense features and
+            one; or the number of dense features can't be found.
+    """
+
+    def __init__(self, model: nn.Module, keys: Sequence[str], dense_columns: int | None) -> None:
+        self.model: Any = model
+        self._keys = list(keys)
+        self.dense_columns = 0
+        if _takes_dense(model):
+            self.dense_columns = dense_columns or self._found_columns(model)
+
+    def answered(self, requests: Sequence[Features]) -> dict[str, NDArray[np.float32]]:
+        """Returns the outputs of a batch by name, float32 [samples, ...].
+
+        Args:
+            requests: features of each request in it.
+
+        Raises:
+            ValueError: the model returned something else than tensors with a row for each sample.
+            Exception: what the model has raised.
+        """
+        with torch.no_grad():
+            ids = ids_of(requests, self._keys)
+            if requests[0].dense is None:
+                returned = self.model(ids)
+            else:
+                returned = self.model(dense_of(requests), ids)
+        return outputs_of(returned, sum(each.samples for each in requests))
+
+    def _found_columns(self, model: nn.Module) -> int:
+        found = [getattr(each, "in_features", None) for each in model.modules()]
+        of_layers: list[int] = list(dict.fromkeys(each for each in found if isinstance(each, int)))
+        pooled = sum(
+            table.embedding_dim * len(table.feature_names)
+            for reader in reading_modules(model).values()
+            if reader.direct_reads is not None
+            for table in reader.direct_reads.configs
+        )
+        sizes = [*of_layers, *(each - pooled for each in of_layers if each > pooled)]
+        rows = np.ones(len(self._keys), dtype=np.int64)
+        cause: Exception | None = None
+        for columns in sizes:
+            try:
+                self.answered([made_up(1, 0, rows, columns, False)])
+            except Exception as error:
+                cause = error
+            else:
+                return columns
+        raise ValueError(
+            f"the number of dense features is none of {sizes}, which the model's layers suggest: "
+            "give it as dense_features (--dense-features)"
+        ) from cause
+
+
+def made_up(
+    samples: int, ids: int, rows: NDArray[np.int64], dense_columns: int, is_weighted: bool
+) -> Features:
+    """Returns features that are made up.
+
+    Args:
+        samples: number of samples.
+        ids: ids of each feature in each sample.
+        rows: number of rows of each feature.
+        dense_columns: number of dense features, or 0.
+        is_weighted: whether ids have weights.
+    """
+    generator = np.random.default_rng(0)
+    counts = np.full(len(rows), samples * ids, dtype=np.int64)
+    shares = generator.random(int(counts.sum()))
+    values = (shares * np.repeat(rows, counts)).astype(np.int64)
+    return Features(
+        samples,
+        generator.random((samples, dense_columns), dtype=np.float32) if dense_columns else None,
+        values,
+        np.full(samples * len(rows), ids, dtype=np.int32),
+        np.ones(len(values), dtype=np.float32) if is_weighted else None,
+        counts,
+        (False,) * len(rows),
+    )
+
+
+def measured(calls: ModelCalls, inputs: ModelInputs) -> Iterator[tuple[int, int, float]]:
+    """Calls the model with batches of several sizes, and yields the samples, ids and seconds of
+    each."""
+    rows = np.array([each.rows for each in inputs.features])
+    for samples in _SAMPLES:
+        for ids in _IDS:
+            if samples > inputs.max_samples:
+                continue
+            batch = [made_up(samples, ids, rows, inputs.dense_columns, inputs.is_weighted)]
+            seconds = []
+            for number in range(_WARMING + _MEASURED):
+                began = time.perf_counter()
+                calls.answered(batch)
+                if number >= _WARMING:
+                    seconds.append(time.perf_counter() - began)
+            yield samples, batch[0].ids, float(np.median(seconds))
+
+
+def _takes_dense(model: nn.Module) -> bool:
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    needed = [
+        each
+        for each in inspect.signature(model.forward).parameters.values()
+        if each.default is inspect.Parameter.empty and each.kind in positional
+    ]
+    if len(needed) not in (1, 2):
+        raise ValueError(
+            f"forward of {type(model).__name__} takes {len(needed)} arguments, but a service calls "
+            "it with a KeyedJaggedTensor, or with dense features and a KeyedJaggedTensor: wrap it "
+            "into a module whose forward takes these"
+        )
+    return len(needed) == 2

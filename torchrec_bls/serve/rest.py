@@ -1,0 +1,233 @@
+"""The service over HTTP: the Open Inference Protocol v2, metrics, and a page to look at.
+
+An ASGI application. Of a request with binary tensors the head is read first, and the rest only if
+it can be answered in time.
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from torchrec_bls.serve.desk import Desk, Ticket
+from torchrec_bls.serve.json_heads import JsonHead
+from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
+from torchrec_bls.serve.serving_facts import ServingFacts
+
+_Scope = MutableMapping[str, Any]
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_Headers = Sequence[tuple[bytes, bytes]]
+
+_JSON, _HTML = b"application/json", b"text/html; charset=utf-8"
+_METRICS = b"text/plain; version=0.0.4; charset=utf-8"
+_BINARY = b"application/octet-stream"
+_HEAD_SIZE = b"inference-header-content-length"
+# Bytes that a number in JSON takes at least, with a comma.
+_NUMBER_BYTES = 2
+_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/(infer|ready))?")
+
+
+class RestApplication:
+    """Answers HTTP requests.
+
+    Args:
+        desk: where inference requests come in.
+        facts: what else callers may ask.
+    """
+
+    def __init__(self, desk: Desk, facts: ServingFacts) -> None:
+        self._desk = desk
+        self._facts = facts
+        self._max_body = desk.engine.contract.max_body_bytes
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """Answers a request, as ASGI has it."""
+        if scope["type"] != "http":  # "lifespan" has nothing to start
+            return
+        try:
+            found = _MODEL.fullmatch(scope["path"])
+            if found and found[3] == "infer":
+                await self._infer(found[1], found[2] or "", scope, receive, send)
+            else:
+                await self._get(scope, found, send)
+        except RequestError as error:
+            if error.outcome is not Outcome.GONE:
+                await _send_error(send, error)
+
+    async def _infer(
+        self, model: str, version: str, scope: _Scope, receive: _Receive, send: _Send
+    ) -> None:
+        with self._desk.request("http") as ticket:
+            if scope["method"] != "POST":
+                raise RequestError(Outcome.WRONG_METHOD, "inference requests are POSTs")
+            self._check_model(model)
+            headers = dict(scope["headers"])
+            if headers.get(b"content-encoding", b"identity") != b"identity":
+                raise bad("Content-Encoding: send the body as it is")
+            body = _Body(receive, headers, self._max_body)
+            head_size = _size_in(headers, _HEAD_SIZE)
+            if head_size is None:
+                self._guess(ticket, body.announced)
+                text, rest = await body.all(), memoryview(b"")
+                request = JsonHead(text, version)
+                ticket.admit(request.head)
+            else:
+                request = JsonHead(await body.first(head_size), version)
+                ticket.admit(request.head)
+                rest = memoryview(await body.all())[head_size:]
+            contents = request.contents(rest)
+            watch = asyncio.ensure_future(_tell_when_gone(receive, ticket))
+            try:
+                answer = await ticket.answer(contents)
+            finally:
+                watch.cancel()
+            reply, json_size = request.reply(answer, self._facts.name)
+            if json_size is None:
+                await _respond(send, 200, _JSON, reply)
+            else:
+                await _respond(send, 200, _BINARY, reply, [(_HEAD_SIZE, b"%d" % json_size)])
+
+    def _guess(self, ticket: Ticket, announced: int | None) -> None:
+        """Refuses JSON before it is parsed, if others wait and it may be too much."""
+        engine = self._desk.engine
+        if announced is not None and engine.has_waiting:
+            numbers = announced // _NUMBER_BYTES
+            samples = numbers // max(1, len(engine.inputs.features))
+            engine.check(samples, numbers, engine.deadline(ticket.arrived, None))
+
+    async def _get(self, scope: _Scope, found: "re.Match[str] | None", send: _Send) -> None:
+        path, facts = scope["path"], self._facts
+        if scope["method"] not in ("GET", "HEAD"):
+            raise RequestError(Outcome.WRONG_METHOD, f"{path} takes GET")
+        if found:
+            self._check_model(found[1])
+            if found[2] and found[2] != self._desk.engine.version:
+                raise RequestError(Outcome.UNKNOWN, f"version '{found[2]}' is not served")
+            if found[3] == "ready":
+                await self._send_readiness(send)
+            else:
+                await _send_json(send, 200, facts.model_metadata())
+        elif path == "/v2/health/live":
+            await _send_json(send, 200, {"live": True})
+        elif path == "/v2/health/ready":
+            await self._send_readiness(send)
+        elif path == "/v2":
+            await _send_json(send, 200, facts.server_metadata())
+        elif path == "/metrics":
+            await _respond(send, 200, _METRICS, facts.metrics())
+        elif path == "/openapi.json":
+            await _send_json(send, 200, facts.openapi())
+        elif path == "/":
+            await _respond(send, 200, _HTML, facts.page().encode())
+        else:
+            raise RequestError(Outcome.UNKNOWN, f"nothing at {path}: see /openapi.json")
+
+    async def _send_readiness(self, send: _Send) -> None:
+        problem = self._facts.why_not_ready()
+        if problem:
+            await _send_json(send, 503, {"ready": False, "error": problem})
+        else:
+            await _send_json(send, 200, {"ready": True})
+
+    def _check_model(self, name: str) -> None:
+        if name != self._facts.name:
+            raise RequestError(
+                Outcome.UNKNOWN, f"no model '{name}' is served, but '{self._facts.name}'"
+            )
+
+
+class _Body:
+    """The body of a request, as it comes.
+
+    Args:
+        receive: function that returns its next part.
+        headers: headers of the request.
+        limit: bytes that it may have.
+
+    Attributes:
+        announced: bytes that the headers announce, or None.
+
+    Raises:
+        RequestError: the headers announce too many.
+    """
+
+    def __init__(self, receive: _Receive, headers: dict[bytes, bytes], limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._is_whole = False
+        self.announced = _size_in(headers, b"content-length")
+        if self.announced is not None and self.announced > limit:
+            raise self._too_large(self.announced)
+
+    async def first(self, size: int) -> memoryview:
+        """Returns its first bytes, as soon as they are there."""
+        while self._size < size and not self._is_whole:
+            await self._next()
+        if self._size < size:
+            raise bad(f"{_HEAD_SIZE.decode()} is {size}, but the body has {self._size} bytes")
+        self._parts = [b"".join(self._parts)]
+        return memoryview(self._parts[0])[:size]
+
+    async def all(self) -> bytes:
+        """Returns all of it."""
+        while not self._is_whole:
+            await self._next()
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    async def _next(self) -> None:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise RequestError(Outcome.GONE, "the caller has left")
+        part: bytes = message.get("body", b"")
+        self._size += len(part)
+        if self._size > self._limit:
+            raise self._too_large(self._size)
+        self._parts.append(part)
+        self._is_whole = not message.get("more_body", False)
+
+    def _too_large(self, size: int) -> RequestError:
+        text = f"a body of {size} bytes or more, but it may have {self._limit}: send several"
+        return RequestError(Outcome.TOO_LARGE, text)
+
+
+async def _tell_when_gone(receive: _Receive, ticket: Ticket) -> None:
+    with suppress(asyncio.CancelledError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ticket.leave()
+
+
+def _size_in(headers: dict[bytes, bytes], name: bytes) -> int | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:
+        raise bad(f"{name.decode()} is {value.decode('latin-1')!r}, but must be a number of bytes")
+    return int(value)
+
+
+async def _respond(
+    send: _Send, status: int, kind: bytes, body: bytes, headers: _Headers = ()
+) -> None:
+    sent = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_json(send: _Send, status: int, value: Any, headers: _Headers = ()) -> None:
+    await _respond(send, status, _JSON, msgspec.json.encode(value), headers)
+
+
+async def _send_error(send: _Send, error: RequestError) -> None:
+    headers: _Headers = ()
+    if error.retry_s is not None:  # whole seconds are all that HTTP knows
+        headers = [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_s)))]
+    await _send_json(send, error.outcome.status, {"error": error.text}, headers)

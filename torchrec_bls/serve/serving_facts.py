@@ -1,0 +1,80 @@
+"""What callers may ask a service about itself."""
+
+import time
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+from torchrec_bls.direct.serving.serving_state import ServingState
+from torchrec_bls.serve.engine import Engine
+from torchrec_bls.serve.observer import Observer
+from torchrec_bls.serve.openapi import openapi
+from torchrec_bls.serve.page import page
+
+
+class ServingFacts:
+    """The model that is served, its state and its counts.
+
+    Args:
+        name: name of the model in requests.
+        outputs: shape of each of its outputs by name, without the samples.
+        engine: engine that answers requests.
+        observer: counts of requests.
+        state: function that returns what the process serves.
+
+    Attributes:
+        name: see above.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        outputs: dict[str, tuple[int, ...]],
+        engine: Engine,
+        observer: Observer,
+        state: Callable[[], ServingState],
+    ) -> None:
+        self.name = name
+        self._outputs = outputs
+        self._engine = engine
+        self._observer = observer
+        self._state = state
+        self._began = time.time()
+
+    def why_not_ready(self) -> str:
+        """Returns why requests would be refused now; empty if they would not."""
+        drained_for = self._engine.drained_for
+        return f"version '{drained_for}' is being made" if drained_for else ""
+
+    def server_metadata(self) -> dict[str, Any]:
+        """Returns what GET /v2 says."""
+        return {
+            "name": "torchrec-bls",
+            "version": metadata.version("torchrec-bls"),
+            "extensions": ["binary_tensor_data", "schedule_policy"],
+        }
+
+    def model_metadata(self) -> dict[str, Any]:
+        """Returns what GET /v2/models/NAME says. A dimension of -1 has any size."""
+        return {
+            "name": self.name,
+            "versions": [self._engine.version],
+            "platform": "torchrec",
+            "inputs": self._engine.inputs.tensors(),
+            "outputs": [
+                {"name": name, "datatype": "FP32", "shape": [-1, *shape]}
+                for name, shape in self._outputs.items()
+            ],
+        }
+
+    def metrics(self) -> bytes:
+        """Returns all metrics in Prometheus's text format."""
+        return self._observer.exposition()
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the description of the HTTP interface."""
+        return openapi(self.name, self._engine.inputs)
+
+    def page(self) -> str:
+        """Returns the page that shows how the service does."""
+        return page(self.name, self._state(), self._observer, time.time() - self._began)

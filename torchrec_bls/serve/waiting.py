@@ -1,0 +1,233 @@
+"""Requests that wait for their batch, by their deadlines."""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchrec_bls.serve.inputs import Features
+from torchrec_bls.serve.predictor import Predictor
+
+#: Seconds that a batch may take by prediction. Meanwhile nobody is refused, and refusals are to be
+#: prompt.
+LONGEST_BATCH = 0.003
+# Seconds between the end of a batch and the last byte of its answers.
+_MARGIN = 0.0005
+
+
+class Answer(NamedTuple):
+    """What the model says of a request.
+
+    Attributes:
+        outputs: each output by name, float32 [samples, ...].
+        version: version of the weights.
+        batch: samples of its batch, or of its last one.
+        queue_s: seconds that it waited for its first batch.
+    """
+
+    outputs: dict[str, NDArray[np.float32]]
+    version: str
+    batch: int
+    queue_s: float
+
+
+class Request:
+    """A request that waits.
+
+    Args:
+        features: what the model is asked.
+        deadline: moment of its last byte, in seconds of `time.monotonic()`.
+        arrived: moment of its arrival.
+        answer: what its caller waits for.
+
+    Attributes:
+        features: see above.
+        deadline: see above.
+        arrived: see above.
+        answer: see above.
+        answered: answers of its first samples, if it takes longer than a batch may.
+        done: number of these samples.
+    """
+
+    __slots__ = ("answer", "answered", "arrived", "deadline", "done", "features")
+
+    def __init__(
+        self,
+        features: Features,
+        deadline: float,
+        arrived: float,
+        answer: "asyncio.Future[Answer]",
+    ) -> None:
+        self.features = features
+        self.deadline = deadline
+        self.arrived = arrived
+        self.answer = answer
+        self.answered: list[Answer] = []
+        self.done = 0
+
+    @property
+    def samples(self) -> int:
+        """Returns the number of samples that are not answered yet."""
+        return self.features.samples - self.done
+
+    @property
+    def ids(self) -> int:
+        """Returns the number of ids that were not looked up yet, about."""
+        whole = self.features
+        return whole.ids * self.samples // max(1, whole.samples)
+
+
+class Part(NamedTuple):
+    """Samples of a request in a batch.
+
+    Attributes:
+        request: the request.
+        first: number of its first sample.
+        end: number after the last one.
+    """
+
+    request: Request
+    first: int
+    end: int
+
+
+class Waiting:
+    """The requests that wait, the earliest deadline first.
+
+    A batch takes what fits the longest time of a batch and the deadline of its first request.
+
+    Args:
+        predictor: predictor of batches.
+        max_samples: samples that a batch may have.
+    """
+
+    def __init__(self, predictor: Predictor, max_samples: int) -> None:
+        self._predictor = predictor
+        self._max_samples = max_samples
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Adds a request."""
+        self._requests.insert(self._place(request.deadline), request)
+
+    def forget_answered(self) -> None:
+        """Removes requests that have their answer already, or whose callers have left."""
+        self._requests = [each for each in self._requests if not each.answer.done()]
+
+    def discard(self, request: Request) -> None:
+        """Removes a request, if it is there."""
+        if request in self._requests:
+            self._requests.remove(request)
+
+    def lateness(self, samples: int, ids: int, deadline: float, now: float) -> float:
+        """Returns by how many seconds a new request, or one that it would delay, would be late; 0
+        if all would be in time.
+
+        Args:
+            samples: samples of the new one.
+            ids: its ids.
+            deadline: its deadline.
+            now: this moment.
+        """
+        place = self._place(deadline)
+        fixed, of_sample, of_id = self._predictor.costs
+        late = 0.0
+        end, first_deadline, cost, count = now, 0.0, 0.0, 0
+        for number, (each_samples, each_ids, each_deadline) in enumerate(
+            self._with(place, samples, ids, deadline)
+        ):
+            own = of_sample * each_samples + of_id * each_ids
+            total = fixed + cost + own
+            if count and (
+                total > LONGEST_BATCH
+                or count + each_samples > self._max_samples
+                or end + total > first_deadline - _MARGIN
+            ):
+                end += fixed + cost
+                cost, count, total = 0.0, 0, fixed + own
+            if not count:
+                first_deadline = each_deadline
+                pieces = -(-own // max(LONGEST_BATCH - fixed, of_sample + of_id))
+                own += fixed * max(0.0, pieces - 1)
+                if number >= place:
+                    late = max(late, end + fixed + own - (each_deadline - _MARGIN))
+            cost += own
+            count += each_samples
+        return late
+
+    def rest_s(self) -> float:
+        """Returns the seconds until all that wait would be answered."""
+        fixed, of_sample, of_id = self._predictor.costs
+        own = sum(of_sample * each.samples + of_id * each.ids for each in self._requests)
+        return own * (1 + fixed / LONGEST_BATCH)
+
+    def hopeless(self, now: float) -> list[Request]:
+        """Removes the first requests that can't be in time any more, and returns them."""
+        costs = self._predictor.costs
+        gone = list(
+            takewhile(
+                lambda each: (
+                    not each.answered
+                    and now + costs.batch + costs.sample * each.samples + costs.id * each.ids
+                    > each.deadline
+                ),
+                self._requests,
+            )
+        )
+        del self._requests[: len(gone)]
+        return gone
+
+    def next_batch(self, now: float) -> list[Part]:
+        """Removes the requests of the next batch, and returns them. Of one that takes longer than a
+        batch may, it returns a part; the rest goes on waiting."""
+        fixed, of_sample, of_id = self._predictor.costs
+        taken: list[Part] = []
+        cost, count = fixed, 0
+        for each in self._requests:
+            own = of_sample * each.samples + of_id * each.ids
+            if not taken and fixed + own > LONGEST_BATCH and each.samples > 1:
+                share = max(LONGEST_BATCH - fixed, 0.0) / own
+                end = each.done + max(1, int(share * each.samples))
+                return [Part(each, each.done, end)]
+            if taken and (
+                cost + own > LONGEST_BATCH
+                or count + each.samples > self._max_samples
+                or now + cost + own > taken[0].request.deadline - _MARGIN
+            ):
+                break
+            taken.append(Part(each, each.done, each.features.samples))
+            cost += own
+            count += each.samples
+        del self._requests[: len(taken)]
+        return taken
+
+    def _place(self, deadline: float) -> int:
+        return bisect_right(self._requests, deadline, key=lambda each: each.deadline)
+
+    def _with(
+        self, place: int, samples: int, ids: int, deadline: float
+    ) -> Iterator[tuple[int, int, float]]:
+        for number, each in enumerate(self._requests):
+            if number == place:
+                yield samples, ids, deadline
+            yield each.samples, each.ids, each.deadline
+        if place == len(self._requests):
+            yield samples, ids, deadline
+
+
+def joined(answers: Sequence[Answer]) -> Answer:
+    """Returns the answer of a request from those of its parts, which are of one version."""
+    last = answers[-1]
+    if len(answers) == 1:
+        return last
+    outputs = {
+        name: np.concatenate([each.outputs[name] for each in answers]) for name in last.outputs
+    }
+    return Answer(outputs, last.version, last.batch, answers[0].queue_s)

@@ -25,13 +25,13 @@ def compared(
 
     Args:
         kept: whole responses with the index of their moment, as `Outcome.kept`.
-        checkpoints: by version, as answers name it, its checkpoint.
+        checkpoints: by name, which versions begin with, up to an "@".
         rows: rows of each table.
         int8: whether the tables are INT8.
 
     Returns:
         Answers, those that differ by more than `TOLERANCE` or have another shape, the largest
-        difference, and by version the number of answers.
+        difference, and the number of answers by name.
 
     Raises:
         ValueError: an answer names a version that is not among the checkpoints.
@@ -39,14 +39,15 @@ def compared(
     answers: dict[str, list[tuple[int, Any]]] = {}
     for moment, response in kept:
         answer = decode(response)
-        answers.setdefault(answer.version, []).append((moment % REQUESTS, answer.scores))
+        name = answer.version.partition("@")[0]
+        answers.setdefault(name, []).append((moment % REQUESTS, answer.scores))
     unknown = answers.keys() - checkpoints.keys()
     if unknown:
         raise ValueError(f"answers name versions that nobody published: {sorted(unknown)}")
     sent = list(requests(REQUESTS, rows))
     by_checkpoint: dict[Path, list[tuple[int, Any]]] = {}
-    for version, found in answers.items():
-        by_checkpoint.setdefault(checkpoints[version], []).extend(found)
+    for name, found in answers.items():
+        by_checkpoint.setdefault(checkpoints[name], []).extend(found)
     wrong, largest = 0, 0.0
     for checkpoint, found in by_checkpoint.items():
         reference = model.load(checkpoint, rows, int8)
@@ -66,5 +67,5 @@ def compared(
         "answers": sum(map(len, answers.values())),
         "wrong": wrong,
         "largest_difference": largest,
-        "versions": {version: len(found) for version, found in answers.items()},
+        "versions": {name: len(found) for name, found in answers.items()},
     }

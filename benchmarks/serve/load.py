@@ -1,6 +1,6 @@
 """The service under load: its capacity, and what it does below and above it.
 
-The service runs on core 0, the generator on core 1. Float and INT8 tables take turns.
+The service has one core, the generator another one.
 """
 
 import functools

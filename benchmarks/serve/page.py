@@ -32,6 +32,36 @@ def load_section(record: Record) -> str:
     )
 
 
+def refresh_section(record: Record) -> str:
+    """Answers during refreshes, and latencies beside those of a run without."""
+    settings, results = record["settings"], record["results"]
+    rows = []
+    for title, key in (("refreshes", "refreshed"), ("copies of as many bytes", "beside")):
+        run = results[key]
+        rows.append(
+            [
+                title,
+                run["offered"],
+                run["in_time"],
+                run["late"],
+                sum(run["refused"].values()),
+                sum(run["failed"].values()),
+                *(_ms(run["answers_ms"][f"p{percent:g}"]) for percent in PERCENTILES),
+                f"{run['server_cores']:.2f}",
+            ]
+        )
+    checked = (
+        f"{settings['tables']} tables, {settings['rate']:g} requests/s for "
+        f"{settings['seconds']:g} s, {results['written']} checkpoints, one every "
+        f"{settings['every_s']:g} s. {len(results['versions'])} versions have answered. "
+        f"{results['wrong']} of {results['answers']} answers differ from the named version's by "
+        f"more than 1e-6; the largest difference is {results['largest_difference']:.1e}."
+    )
+    header = ["beside", "requests", "in time", "late", "refused", "failed"]
+    header += [*(f"p{percent:g}, ms" for percent in PERCENTILES), "service, cores"]
+    return page.section(record, checked, page.table(header, rows))
+
+
 def _row(tables: str, level: dict[str, Any]) -> list[object]:
     refused = 100 * sum(level["refused"].values()) / max(1, level["offered"])
     return [

@@ -17,8 +17,8 @@ from benchmarks import ROOT
 from benchmarks.serve.scheduling import family
 
 #: Of the service, and of the generator.
-SERVER_CORE, GENERATOR_CORE = 0, 1
-MODEL = "ranker"
+SERVER_CORE, GENERATOR_CORE = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+MODEL = "dlrm"
 _READY_S = 180.0
 _END_S = 30.0
 
@@ -46,9 +46,9 @@ def served(build: str, checkpoint: Path, *options: str) -> Iterator[Service]:
     port = _free_port()
     command = [
         *("taskset", "--cpu-list", str(SERVER_CORE)),
-        *(sys.executable, "-m", "torchrec_bls_command", "serve"),
-        *(f"benchmarks.serve.model:{build}", "--checkpoint", str(checkpoint)),
-        *("--name", MODEL, "--port", str(port), *options),
+        *(str(Path(sys.executable).with_name("torchrec-bls")), "serve"),
+        *(f"benchmarks.serve.model:{build}", "--checkpoint", str(checkpoint), "--name", MODEL),
+        *("--port", str(port), "--grpc-port", "0", *options),
     ]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ from torchrec_bls.serve.waiting import Answer, Part, Request, Waiting, joined
 # Turns of the event loop between two batches: answers are written and heads are read in the first,
 # and those heads are admitted or refused in the second.
 _TURNS = 2
+# The last look is not over, and the one before has found the requests that are read now.
+_LOOKS = 3
 
 
 class Engine:
@@ -56,8 +59,8 @@ class Engine:
         self._observer = observer
         self._waiting = Waiting(predictor, contract.max_samples)
         self._wake = asyncio.Event()
-        # Since when nobody has looked at the sockets: a request that is found may have come then.
-        self._blind_since: float | None = None
+        # When the last looks at the sockets began, while there are batches.
+        self._looks: deque[float] = deque(maxlen=_LOOKS)
 
     @property
     def version(self) -> str:
@@ -70,8 +73,9 @@ class Engine:
         return len(self._waiting) > 0
 
     def arrival(self) -> float:
-        """Returns the earliest moment at which a request that is found now may have arrived."""
-        return time.monotonic() if self._blind_since is None else self._blind_since
+        """Returns the earliest moment at which a request that is found now may have arrived: the
+        look at the sockets before the one that found it."""
+        return self._looks[0] if self._looks else time.monotonic()
 
     def deadline(self, arrived: float, timeout_us: int | None) -> float:
         """Returns the deadline of a request.
@@ -84,19 +88,22 @@ class Engine:
             return arrived + self.contract.deadline_ms / 1e3
         return arrived + timeout_us / 1e6
 
-    def check(self, samples: int, ids: int, deadline: float) -> None:
-        """Raises RequestError if a request can't be answered in time, or delays one that was
-        admitted.
+    def check(self, samples: int, ids: int, deadline: float) -> float:
+        """Returns the predicted end of a request.
 
         Args:
             samples: its samples.
             ids: its ids.
             deadline: its deadline.
+
+        Raises:
+            RequestError: it can't be answered in time, or delays one that was admitted; or no
+                version serves.
         """
         if self.drained_for:
             raise _drained(self.drained_for)
         now = time.monotonic()
-        late = self._waiting.lateness(samples, ids, deadline, now)
+        end, late = self._waiting.forecast(samples, ids, deadline, now)
         if late > 0:
             raise RequestError(
                 Outcome.REFUSED,
@@ -104,6 +111,15 @@ class Engine:
                 f"it has {max(0.0, deadline - now) * 1e3:.1f} ms",
                 max(late, self._waiting.rest_s()),
             )
+        return end
+
+    def ended(self, predicted: float) -> None:
+        """Takes into account that a request ends now.
+
+        Args:
+            predicted: predicted end of the request.
+        """
+        self._predictor.observe_end(time.monotonic() - predicted)
 
     def submit(self, features: Features, deadline: float, arrived: float) -> Request:
         """Has a request wait for its batch. Whoever cancels its answer takes it back.
@@ -123,6 +139,7 @@ class Engine:
         while True:
             if not len(self._waiting):
                 self._wake.clear()
+                self._looks.clear()
                 await self._wake.wait()
                 await self._look_at_sockets()
             self._waiting.forget_answered()
@@ -131,19 +148,18 @@ class Engine:
             parts = self._waiting.next_batch(began)
             if not parts:
                 continue
-            self._blind_since = began
             size = self._answer(parts, began)
             ended = time.monotonic()
             await self._look_at_sockets()
             if size is not None:
                 # Answers and refusals take until the next batch, which those that wait feel.
-                end = time.monotonic() if len(self._waiting) else ended
-                self._predictor.observe(*size, end - began)
+                turn = time.monotonic() if len(self._waiting) else ended
+                self._predictor.observe(*size, ended - began, turn - began)
 
     async def _look_at_sockets(self) -> None:
         for _ in range(_TURNS):
+            self._looks.append(time.monotonic())
             await asyncio.sleep(0)
-        self._blind_since = None
 
     def _end_hopeless(self) -> None:
         for request in self._waiting.hopeless(time.monotonic()):

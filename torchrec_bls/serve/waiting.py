@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torchrec_bls.serve.inputs import Features
 from torchrec_bls.serve.predictor import Predictor
 
-#: Seconds that a batch may take by prediction. Meanwhile nobody is refused, and refusals are to be
-#: prompt.
-LONGEST_BATCH = 0.003
-# Seconds between the end of a batch and the last byte of its answers.
+#: Seconds that the model may take for a batch by prediction. Meanwhile nobody is refused, and
+#: refusals are to be prompt.
+LONGEST_BATCH = 0.002
+# Seconds from a reply to its last byte at the caller, of which this process sees nothing.
 _MARGIN = 0.0005
 
 
@@ -33,6 +33,18 @@ class Answer(NamedTuple):
     version: str
     batch: int
     queue_s: float
+
+
+class Forecast(NamedTuple):
+    """What would become of a request.
+
+    Attributes:
+        end: predicted moment of its answer.
+        late_s: seconds by which it, or one that it delays, would be too late; 0 if none would be.
+    """
+
+    end: float
+    late_s: float
 
 
 class Request:
@@ -126,9 +138,8 @@ class Waiting:
         if request in self._requests:
             self._requests.remove(request)
 
-    def lateness(self, samples: int, ids: int, deadline: float, now: float) -> float:
-        """Returns by how many seconds a new request, or one that it would delay, would be late; 0
-        if all would be in time.
+    def forecast(self, samples: int, ids: int, deadline: float, now: float) -> Forecast:
+        """Returns what would become of a new request, and of those that it would delay.
 
         Args:
             samples: samples of the new one.
@@ -138,35 +149,34 @@ class Waiting:
         """
         place = self._place(deadline)
         fixed, of_sample, of_id = self._predictor.costs
-        late = 0.0
-        end, first_deadline, cost, count = now, 0.0, 0.0, 0
+        stretch, margin = self._predictor.stretch, self._margin()
+        own_end = late = 0.0
+        begin, cost, count = now, 0.0, 0
         for number, (each_samples, each_ids, each_deadline) in enumerate(
             self._with(place, samples, ids, deadline)
         ):
             own = of_sample * each_samples + of_id * each_ids
-            total = fixed + cost + own
             if count and (
-                total > LONGEST_BATCH
-                or count + each_samples > self._max_samples
-                or end + total > first_deadline - _MARGIN
+                fixed + cost + own > LONGEST_BATCH or count + each_samples > self._max_samples
             ):
-                end += fixed + cost
-                cost, count, total = 0.0, 0, fixed + own
+                begin += stretch * (fixed + cost)
+                cost, count = 0.0, 0
             if not count:
-                first_deadline = each_deadline
-                pieces = -(-own // max(LONGEST_BATCH - fixed, of_sample + of_id))
-                own += fixed * max(0.0, pieces - 1)
-                if number >= place:
-                    late = max(late, end + fixed + own - (each_deadline - _MARGIN))
+                parts = -(-own // max(LONGEST_BATCH - fixed, of_sample + of_id))
+                own += fixed * max(0.0, parts - 1)
             cost += own
             count += each_samples
-        return late
+            if number >= place:
+                end = begin + stretch * (fixed + cost)
+                late = max(late, end - (each_deadline - margin))
+                own_end = own_end or end
+        return Forecast(own_end, late)
 
     def rest_s(self) -> float:
         """Returns the seconds until all that wait would be answered."""
         fixed, of_sample, of_id = self._predictor.costs
         own = sum(of_sample * each.samples + of_id * each.ids for each in self._requests)
-        return own * (1 + fixed / LONGEST_BATCH)
+        return self._predictor.stretch * own * (1 + fixed / LONGEST_BATCH)
 
     def hopeless(self, now: float) -> list[Request]:
         """Removes the first requests that can't be in time any more, and returns them."""
@@ -188,6 +198,7 @@ class Waiting:
         """Removes the requests of the next batch, and returns them. Of one that takes longer than a
         batch may, it returns a part; the rest goes on waiting."""
         fixed, of_sample, of_id = self._predictor.costs
+        stretch = self._predictor.stretch
         taken: list[Part] = []
         cost, count = fixed, 0
         for each in self._requests:
@@ -199,7 +210,7 @@ class Waiting:
             if taken and (
                 cost + own > LONGEST_BATCH
                 or count + each.samples > self._max_samples
-                or now + cost + own > taken[0].request.deadline - _MARGIN
+                or now + stretch * (cost + own) > taken[0].request.deadline - _MARGIN
             ):
                 break
             taken.append(Part(each, each.done, each.features.samples))
@@ -207,6 +218,9 @@ class Waiting:
             count += each.samples
         del self._requests[: len(taken)]
         return taken
+
+    def _margin(self) -> float:
+        return _MARGIN + self._predictor.margin_s
 
     def _place(self, deadline: float) -> int:
         return bisect_right(self._requests, deadline, key=lambda each: each.deadline)

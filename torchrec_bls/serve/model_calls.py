@@ -65,18 +65,21 @@ class ModelCalls:
     def _found_columns(self, model: nn.Module) -> int:
         found = [getattr(each, "in_features", None) for each in model.modules()]
         of_layers: list[int] = list(dict.fromkeys(each for each in found if isinstance(each, int)))
+        readers = reading_modules(model).values()
         pooled = sum(
             table.embedding_dim * len(table.feature_names)
-            for reader in reading_modules(model).values()
+            for reader in readers
             if reader.direct_reads is not None
             for table in reader.direct_reads.configs
         )
         sizes = [*of_layers, *(each - pooled for each in of_layers if each > pooled)]
         rows = np.ones(len(self._keys), dtype=np.int64)
+        # A module takes ids with weights in all batches, or in none.
+        is_weighted = any(each.input_check.is_weighted for each in readers)
         cause: Exception | None = None
         for columns in sizes:
             try:
-                self.answered([made_up(1, 0, rows, columns, False)])
+                self.answered([made_up(1, 0, rows, columns, is_weighted)])
             except Exception as error:
                 cause = error
             else:

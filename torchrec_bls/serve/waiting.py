@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torchrec_bls.serve.inputs import Features
 from torchrec_bls.serve.predictor import Predictor
 
-#: Seconds that a batch may take by prediction, see `longest_batch`. Meanwhile nobody is refused, and
-#: refusals are to be prompt.
+#: Seconds that a batch may take by prediction, see `longest_batch`. Meanwhile nobody is refused,
+#: and refusals are to be prompt.
 LONGEST_BATCH = 0.003
 # Seconds between the end of a batch and the last byte of its answers.
 _MARGIN = 0.0005

@@ -19,12 +19,12 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 # Parameters that are not known are passed over, and so is all else that is not named here.
-class _TensorParameters(msgspec.Struct):
+class _TensorParameters(msgspec.Struct, frozen=True):
     binary_data_size: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     broadcast: bool = False
 
 
-class _Tensor(msgspec.Struct):
+class _Tensor(msgspec.Struct, frozen=True):
     name: str
     shape: list[_Int64]
     datatype: str
@@ -32,21 +32,21 @@ class _Tensor(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw()
 
 
-class _OutputParameters(msgspec.Struct):
+class _OutputParameters(msgspec.Struct, frozen=True):
     binary_data: bool | None = None
 
 
-class _Output(msgspec.Struct):
+class _Output(msgspec.Struct, frozen=True):
     name: str
     parameters: _OutputParameters = _OutputParameters()
 
 
-class _Parameters(msgspec.Struct):
+class _Parameters(msgspec.Struct, frozen=True):
     timeout: _Int64 | None = None
     binary_data_output: bool = False
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, frozen=True):
     inputs: Annotated[list[_Tensor], msgspec.Meta(max_length=MOST_TENSORS)]
     id: str = ""
     parameters: _Parameters = _Parameters()

@@ -62,6 +62,24 @@ class Scores(Bags):
         return self.layer(torch.cat([dense, self.tables(ids).values()], dim=1))[:, 0]  # type: ignore[no-any-return]
 
 
+class Mixed(Bags):
+    """Returns embeddings of tables that take weights, and of tables that do not.
+
+    Args:
+        device: device of the tables.
+        is_weighted: whether the first ones take weights.
+    """
+
+    def __init__(self, device: str = "cpu", is_weighted: bool = True) -> None:
+        super().__init__(device, is_weighted)
+        self.others = Bags(device)
+        self.rows = Rows(device)
+
+    def forward(self, dense: torch.Tensor, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+        others = self.others(dense, ids)["bags"]
+        return super().forward(dense, ids) | {"others": others, "rows": self.rows(dense, ids)}
+
+
 class Rows(nn.Module):
     """Returns the embedding of each id, in one row for each sample.
 

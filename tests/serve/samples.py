@@ -112,8 +112,7 @@ def requests(
     count = draw(st.integers(least, MOST_SAMPLES))
     made = _Tensors()
     is_shared = may_broadcast and draw(st.booleans())
-    rows = draw(st.lists(_dense, min_size=1 if is_shared else count, max_size=count or 1))
-    rows = rows[:1] if is_shared else rows
+    rows = [draw(_dense) for _ in range(1 if is_shared else count)]
     made.add("dense", "FP32", [len(rows), DENSE_COLUMNS], rows, is_shared)
     repeats = max(1, count)
     dense = rows * repeats if is_shared else rows

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.serve.comparing import check
-from tests.serve.models import Bags, Rows, Scores, quantized, with_weights
+from tests.serve.models import Bags, Mixed, Rows, Scores, quantized, with_weights
 from tests.serve.samples import DENSE_COLUMNS, FEATURES, KEYS, Asked, inputs_of, requests
 from torchrec_bls import keeper
 from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
@@ -53,7 +53,7 @@ def of_ids(
     yield from attached(tmp_path_factory.mktemp("tables"), *request.param)
 
 
-@pytest.fixture(scope="module", params=[(Bags, False), (Bags, True)], ids=name_of)
+@pytest.fixture(scope="module", params=[(Bags, False), (Bags, True), (Mixed, False)], ids=name_of)
 def of_weights(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Attached]:

@@ -83,7 +83,6 @@ def test_those_that_wait_share_a_batch_by_their_deadlines(engine: Engine, model:
         return await outcomes([submit(engine, [each], within=1000 - each) for each in range(30)])
 
     assert served(engine, ask) == [[2 * each] for each in range(30)]
-    # 1 ms and 0.1 ms a sample are 3 ms.
     assert model.batches == [list(range(29, 9, -1)), list(range(9, -1, -1))]
 
 
@@ -128,6 +127,18 @@ def test_only_the_culprit_of_a_failed_batch_fails(engine: Engine, model: Model) 
         return found
 
     assert served(engine, ask) == [[0], [2], [4], Outcome.FAILED, [8]]
+
+
+def test_a_culprit_is_found_by_halves(engine: Engine, model: Model) -> None:
+    """All others wait meanwhile."""
+    model.before = refuse(11)
+
+    async def ask() -> list[Any]:
+        return await outcomes([submit(engine, [each]) for each in range(16)])
+
+    found = served(engine, ask)
+    assert [number for number, each in enumerate(found) if each is Outcome.FAILED] == [11]
+    assert len(model.batches) == 9
 
 
 def test_a_part_that_fails_ends_the_request(engine: Engine, model: Model) -> None:
@@ -291,7 +302,8 @@ def test_arrivals_are_dated_back_to_when_nobody_looked(engine: Engine, model: Mo
 
     async def ask() -> None:
         await submit(engine, [1]).answer
-        await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
         seen.append(engine.arrival())
 
     served(engine, ask)

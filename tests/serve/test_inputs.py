@@ -191,11 +191,17 @@ def test_weights_that_do_not_fit(weights: list[float], says: str) -> None:
 
 HEADS = {
     "another datatype": (TensorHead("user", "BYTES", (2,)), "has datatype 'BYTES', but none takes"),
-    "negative": (TensorHead("user", "INT64", (-2,)), "shape [-2], whose sizes must be from 0"),
-    "both negative": (TensorHead("user", "INT64", (-1, -2)), "shape [-1, -2], whose sizes must"),
-    "huge": (TensorHead("user", "INT64", (2, HUGE)), f"shape [2, {HUGE}], whose sizes must be"),
-    "huge of none": (TensorHead("user", "INT64", (0, HUGE)), f"shape [0, {HUGE}], whose sizes"),
-    "without an end": (TensorHead("user", "INT64", (10**4000,)), "whose sizes must be from 0 to"),
+    "negative": (
+        TensorHead("user", "INT64", (-2,)),
+        "'user' must have sizes from 0 to 2147483647, but has shape [-2]",
+    ),
+    "both negative": (TensorHead("user", "INT64", (-1, -2)), "but has shape [-1, -2]"),
+    "huge": (TensorHead("user", "INT64", (2, HUGE)), f"but has shape [2, {HUGE}]"),
+    "huge of none": (TensorHead("user", "INT64", (0, HUGE)), f"but has shape [0, {HUGE}]"),
+    "without an end": (
+        TensorHead("user", "INT64", (10**4000,)),
+        "tensor 'user' must have sizes from 0 to 2147483647",
+    ),
 }
 
 

@@ -197,9 +197,10 @@ class Engine:
             return None
         except Exception as error:
             if len(parts) > 1:
-                # One of them may be the cause.
-                for part in parts:
-                    self._answer([part], began)
+                # One of them may be the cause, and is found by halves.
+                middle = len(parts) // 2
+                self._answer(parts[:middle], began)
+                self._answer(parts[middle:], began)
             else:
                 self._end(parts, RequestError(Outcome.FAILED, f"the model failed: {named(error)}"))
             return None

@@ -345,8 +345,8 @@ class _Reading:
             )
         if not 0 <= min(tensor.shape) <= max(tensor.shape) <= _LARGEST:
             raise bad(
-                f"tensor '{name}' has shape {list(tensor.shape)}, whose sizes must be from 0 to "
-                f"{_LARGEST}"
+                f"tensor '{name}' must have sizes from 0 to {_LARGEST}, but has shape "
+                f"{list(tensor.shape)}"
             )
         return number
 

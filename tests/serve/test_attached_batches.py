@@ -1,6 +1,7 @@
 """Batches of requests in tables that a keeper holds, float and quantized, pooled and by row."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,11 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 from tests.serve.comparing import check
 from tests.serve.models import Bags, Mixed, Rows, Scores, quantized, with_weights
 from tests.serve.samples import DENSE_COLUMNS, FEATURES, KEYS, Asked, inputs_of, requests
 from torchrec_bls import keeper
+from torchrec_bls.direct.serving.reading_modules import reading_modules
+from torchrec_bls.quant import stored_reads
+from torchrec_bls.serve import model_calls
 from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
 from torchrec_bls.serve.probe import FiniteAnswers
 
@@ -37,6 +42,7 @@ def attached(folder: Path, kind: Any, is_quantized: bool, **options: bool) -> It
     weights = with_weights(kind("cpu", **options))
     with keeper(build, weights.state_dict(), folder / "tables", version="1") as kept:
         reference = quantized(weights) if is_quantized else weights
+        ModelCalls(kept.model, KEYS, DENSE_COLUMNS)  # passes weights only to those who take them
         yield Attached(kept.model, reference, options.get("is_weighted", False))
 
 
@@ -78,6 +84,38 @@ def test_weighted_batches(of_weights: Attached, asked: list[Asked], data: st.Dat
     check(of_weights.model, of_weights.reference, inputs, asked, data)
 
 
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_what_is_broadcast_is_looked_up_once(
+    tmp_path: Path, is_quantized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's 9 ids, and not 9 for each of 50 candidates."""
+    looked_up: list[int] = []
+
+    def counted(module: Any, features: KeyedJaggedTensor, check: Any) -> Any:
+        looked_up.append(features.values().numel())
+        return original(module, features, check)
+
+    original = stored_reads.looked_up
+    monkeypatch.setattr(stored_reads, "looked_up", counted)
+    rows = np.array([each.rows for each in FEATURES])
+    made = made_up(50, 1, rows, DENSE_COLUMNS, False)
+    shared = made_up(1, 9, rows, 0, False)
+    request = replace(
+        made,
+        values=np.concatenate([shared.values[:9], made.values[50:]]),
+        lengths=np.concatenate([shared.lengths[:1], made.lengths[50:]]),
+        counts=np.array([9, 50, 50]),
+        broadcast=(True, False, False),
+    )
+    for served in attached(tmp_path, Bags, is_quantized):
+        ModelCalls(served.model, KEYS, DENSE_COLUMNS).answered([request])
+        [reader] = reading_modules(served.model).values()
+        if is_quantized:
+            assert looked_up == [109]
+        else:  # the user is looked up in two tables
+            assert int(reader.direct_reads.rows_read.sum()) == 118
+
+
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_the_number_of_dense_features_is_found(tmp_path: Path, is_weighted: bool) -> None:
     """And a model whose ids have weights is asked with weights, then and later."""
@@ -109,7 +147,8 @@ class One(nn.Module):
         return ids.lengths().view(len(KEYS), -1).sum(0)
 
 
-def test_forwards() -> None:
+def test_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_calls, "reading_modules", lambda model: {})
     with pytest.raises(ValueError, match="forward of Three takes 3 arguments"):
         ModelCalls(Three(), KEYS, None)
     calls = ModelCalls(One(), KEYS, None)

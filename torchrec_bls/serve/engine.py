@@ -21,7 +21,7 @@ from torchrec_bls.serve.waiting import Answer, Part, Request, Waiting, joined
 # and those heads are admitted or refused in the second.
 _TURNS = 2
 # Requests that may wait at most: each that comes is compared with all of them.
-_MOST_WAITING = 2048
+_MOST_WAITING = 1024
 # Seconds without a batch after which a correction of predictions may be out of date.
 _OUT_OF_DATE = 1.0
 

@@ -70,6 +70,12 @@ def test_tensors_behind_the_json_lie_at_any_byte() -> None:
     ) == [[1.5, -2], [5], [3, -4, 2**40], []]
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_float32_does_not_have_are_infinite() -> None:
+    """The model's inputs refuse these."""
+    assert contents_of(tensor("a", "FP32", [2], [1e39, -1e300])) == [[np.inf, -np.inf]]
+
+
 CONTENTS: dict[str, tuple[Any, str]] = {
     "none": (tensor("a", "INT64", [1]), "tensor 'a' has no data"),
     "fewer": (tensor("a", "INT64", [3], [1, 2]), "'a' has data of shape [2], but its shape is [3]"),

@@ -205,7 +205,8 @@ def _from_json(tensor: _Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
     problem: Exception | None = None
     for decoder in [flat, nested] if len(shape) == 2 else [flat]:
         try:
-            array = np.array(decoder.decode(text), dtype=dtype)
+            with np.errstate(over="ignore"):  # what is no number in 32 bits is refused later
+                array = np.array(decoder.decode(text), dtype=dtype)
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
             problem = problem or error
             continue

@@ -23,6 +23,10 @@ from torchrec_bls.serve.waiting import Answer, Part, Request, Waiting, joined
 _TURNS = 2
 # The last look is not over, and the one before has found the requests that are read now.
 _LOOKS = 3
+# Requests that may wait at most: each that comes is compared with all of them.
+_MOST_WAITING = 1024
+# Seconds without a batch after which a correction of predictions may be out of date.
+_OUT_OF_DATE = 1.0
 
 
 class Engine:
@@ -61,6 +65,8 @@ class Engine:
         self._wake = asyncio.Event()
         # When the last looks at the sockets began, while there are batches.
         self._looks: deque[float] = deque(maxlen=_LOOKS)
+        self._has_ended = False
+        self._last_batch = 0.0  # when it began
 
     @property
     def version(self) -> str:
@@ -102,8 +108,17 @@ class Engine:
         """
         if self.drained_for:
             raise _drained(self.drained_for)
+        if self._has_ended:
+            raise _ended()
         now = time.monotonic()
+        if len(self._waiting) >= _MOST_WAITING:
+            text = f"{len(self._waiting)} requests wait already"
+            raise RequestError(Outcome.REFUSED, text, self._waiting.rest_s())
         end, late = self._waiting.forecast(samples, ids, deadline, now)
+        if late > 0 and now - self._last_batch > _OUT_OF_DATE and not len(self._waiting):
+            # Were all refused by a correction, no batch would ever show that it holds no more.
+            self._predictor.forget()
+            end, late = self._waiting.forecast(samples, ids, deadline, now)
         if late > 0:
             raise RequestError(
                 Outcome.REFUSED,
@@ -135,7 +150,16 @@ class Engine:
         return request
 
     async def run(self) -> None:
-        """Runs batches until it is cancelled."""
+        """Runs batches until it is cancelled. If it ends by an error, nobody waits any more."""
+        try:
+            await self._run_batches()
+        finally:
+            self._has_ended = True
+            for request in self._waiting.take_all():
+                if not request.answer.done():
+                    request.answer.set_exception(_ended())
+
+    async def _run_batches(self) -> None:
         while True:
             if not len(self._waiting):
                 self._wake.clear()
@@ -148,7 +172,12 @@ class Engine:
             parts = self._waiting.next_batch(began)
             if not parts:
                 continue
-            size = self._answer(parts, began)
+            self._last_batch = began
+            try:
+                size = self._answer(parts, began)
+            except BaseException:
+                self._end(parts, _ended())
+                raise
             ended = time.monotonic()
             await self._look_at_sockets()
             if size is not None:
@@ -185,9 +214,10 @@ class Engine:
             return None
         except Exception as error:
             if len(parts) > 1:
-                # One of them may be the cause.
-                for part in parts:
-                    self._answer([part], began)
+                # One of them may be the cause, and is found by halves.
+                middle = len(parts) // 2
+                self._answer(parts[:middle], began)
+                self._answer(parts[middle:], began)
             else:
                 self._end(parts, RequestError(Outcome.FAILED, f"the model failed: {named(error)}"))
             return None
@@ -223,6 +253,10 @@ class Engine:
             self._waiting.discard(part.request)
             if not part.request.answer.done():
                 part.request.answer.set_exception(error)
+
+
+def _ended() -> RequestError:
+    return RequestError(Outcome.FAILED, "the service has ended: its log says why")
 
 
 def _drained(text: str) -> RequestError:

@@ -12,6 +12,7 @@ _BATCHES, _BATCHES_BETWEEN = 256, 16
 # Requests that the margin comes from, how many there are from one to the next, and the share of
 # them that it covers.
 _REQUESTS, _REQUESTS_BETWEEN, _COVERED = 1024, 32, 0.99
+# Seconds that any batch takes at least, so that none takes no time.
 _SHORTEST = 1e-6
 
 
@@ -61,10 +62,15 @@ class Predictor:
         self._fitted = Costs(*fitted.tolist())
         self._batches: deque[_Batch] = deque(maxlen=_BATCHES)
         self._delays_s: deque[float] = deque(maxlen=_REQUESTS)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets all corrections: what was fitted counts again."""
+        self._batches.clear()
+        self._delays_s.clear()
         self._new_batches = self._new_delays = 0
         self.costs = self._fitted
-        self.slowdown = 1.0
-        self.stretch = 1.0
+        self.slowdown = self.stretch = 1.0
         self.margin_s = 0.0
 
     def seconds(self, samples: int, ids: int) -> float:

@@ -98,10 +98,10 @@ askings = st.builds(Asking, st.integers(1, MOST_SAMPLES), st.integers(0, 300), m
 
 @settings(max_examples=500)
 @given(all_costs, st.lists(askings, max_size=8), askings)
-def test_lateness_is_what_the_batches_will_show(
+def test_a_forecast_is_what_the_batches_will_show(
     costs: Costs, asked: list[Asking], new: Asking
 ) -> None:
-    foreseen = waiting_of(costs, asked).lateness(*new, now=0.0)
+    foreseen = waiting_of(costs, asked).forecast(*new, now=0.0)
     waiting = waiting_of(costs, asked)
     its_own = request_of(new)
     waiting.add(its_own)
@@ -109,14 +109,17 @@ def test_lateness_is_what_the_batches_will_show(
     place = max(number for number, each in enumerate(order) if each.deadline == new.deadline)
     behind = {id(each) for each in waiting._requests[place:]}
     assert id(its_own) in behind
-    late = 0.0
+    late, ends = 0.0, {}
     for batch in simulated(waiting, costs, 0.0):
         for part in batch.parts:
+            ends[id(part.request)] = batch.end
             if id(part.request) in behind:
                 late = max(late, batch.end - (part.request.deadline - MARGIN))
     # Sums in another order differ in their last bits, and then a batch may take one more.
     assume(not 0 < abs(late) < 1e-9)
-    assert (foreseen > 0) == (late > 0), (foreseen, late)
+    assert (foreseen.late_s > 0) == (late > 0), (foreseen, late)
+    if not late:
+        assert foreseen.end == pytest.approx(ends[id(its_own)], abs=1e-9)
 
 
 @given(all_costs, st.lists(askings, min_size=1, max_size=8))
@@ -142,7 +145,7 @@ def test_all_are_answered_once_in_the_order_of_deadlines(costs: Costs, asked: li
             assert batch.end <= batch.parts[0].request.deadline - MARGIN + 1e-9
 
 
-COSTS = Costs(0.001, 0.0001, 0.0)
+COSTS = Costs(0.0005, 0.0001, 0.0)
 
 
 def test_equal_deadlines_go_in_the_order_of_their_arrival() -> None:
@@ -151,14 +154,14 @@ def test_equal_deadlines_go_in_the_order_of_their_arrival() -> None:
 
 
 def test_others_go_between_the_parts_of_a_long_one() -> None:
-    waiting = waiting_of(COSTS, [Asking(30, 0, 5.0)])
+    waiting = waiting_of(COSTS, [Asking(20, 0, 5.0)])
     [first] = waiting.next_batch(0.0)
-    assert (first.first, first.end) == (0, 20)
+    assert (first.first, first.end) == (0, 15)
     first.request.done = first.end
     waiting.add(request_of(Asking(1, 0, 1.0)))
     urgent, rest = waiting.next_batch(0.0)
     assert urgent.request.deadline == 1.0
-    assert (rest.request, rest.first, rest.end) == (first.request, 20, 30)
+    assert (rest.request, rest.first, rest.end) == (first.request, 15, 20)
     assert not len(waiting)
 
 
@@ -171,41 +174,49 @@ def test_costs_of_every_batch_that_are_high_do_not_cut_requests_to_samples() -> 
 
 def test_costs_of_a_batch_alone() -> None:
     costs = Costs(0.005, 0.0, 0.0)
-    assert waiting_of(costs, []).lateness(30, 100, 0.02, 0.0) == 0
-    assert waiting_of(costs, []).lateness(30, 100, 0.0052, 0.0) == pytest.approx(0.0003)
+    assert waiting_of(costs, []).forecast(30, 100, 0.02, 0.0).late_s == 0
+    assert waiting_of(costs, []).forecast(30, 100, 0.0052, 0.0).late_s == pytest.approx(0.0003)
     [part] = waiting_of(costs, [Asking(30, 100, 1.0)]).next_batch(0.0)
     assert part.end == 30
 
 
 def test_a_long_queue_tells_how_late() -> None:
-    waiting = waiting_of(COSTS, [Asking(20, 0, 0.01)] * 3)
-    assert waiting.lateness(1, 0, 0.02, 0.0) == 0
-    assert waiting.lateness(1, 0, 0.01, 0.0) == pytest.approx(0.0006)
+    waiting = waiting_of(COSTS, [Asking(15, 0, 0.007)] * 3)
+    assert waiting.forecast(1, 0, 0.02, 0.0) == (pytest.approx(0.0066), 0)
+    assert waiting.forecast(1, 0, 0.007, 0.0).late_s == pytest.approx(0.0001)
     # One with the earliest deadline would delay the three.
-    assert waiting.lateness(10, 0, 0.005, 0.0) == pytest.approx(0.0015)
-    assert waiting.rest_s() == pytest.approx(0.008)
+    assert waiting.forecast(15, 0, 0.005, 0.0).late_s == pytest.approx(0.0015)
+    assert waiting.rest_s() == pytest.approx(0.0045 * 1.25)
+
+
+def test_what_comes_beside_the_model_and_a_margin_count_for_the_forecast() -> None:
+    waiting = waiting_of(COSTS, [Asking(15, 0, 0.01)])
+    waiting._predictor.stretch, waiting._predictor.margin_s = 2.0, 0.003
+    assert waiting.forecast(15, 0, 0.011, 0.0) == (pytest.approx(0.008), pytest.approx(0.0005))
+    # The model alone decides how much fits a batch.
+    assert waiting.next_batch(0.0)[0].end == 15
 
 
 def test_an_empty_request_costs_a_sample() -> None:
     waiting = waiting_of(COSTS, [Asking(20, 0, 5.0)])
-    assert waiting.lateness(0, 0, 0.0015, 0.0) == waiting.lateness(1, 0, 0.0015, 0.0) > 0
+    assert waiting.forecast(0, 0, 0.001, 0.0).late_s == waiting.forecast(1, 0, 0.001, 0.0).late_s > 0
 
 
 def test_what_is_hopeless_leaves() -> None:
-    waiting = waiting_of(COSTS, [Asking(5, 0, 0.001), Asking(1, 0, 0.0011), Asking(1, 0, 0.1)])
-    assert [each.deadline for each in waiting.hopeless(0.0)] == [0.001]
-    assert [each.deadline for each in waiting.hopeless(0.0001)] == [0.0011]
+    waiting = waiting_of(COSTS, [Asking(5, 0, 0.0006), Asking(1, 0, 0.00065), Asking(1, 0, 0.1)])
+    assert [each.deadline for each in waiting.hopeless(0.0)] == [0.0006]
+    assert [each.deadline for each in waiting.hopeless(0.0001)] == [0.00065]
     assert not waiting.hopeless(0.0001) and len(waiting) == 1
 
 
 def test_what_has_begun_is_not_hopeless() -> None:
     """A late answer is worth more than none, after most of it was computed."""
-    waiting = waiting_of(COSTS, [Asking(30, 0, 0.01)])
+    waiting = waiting_of(COSTS, [Asking(20, 0, 0.01)])
     [part] = waiting.next_batch(0.0)
     part.request.done = part.end
-    part.request.answered.append(Answer({}, "1", 20, 0.0))
+    part.request.answered.append(Answer({}, "1", 15, 0.0))
     assert not waiting.hopeless(1.0)
-    assert waiting.next_batch(1.0)[0].end == 30
+    assert waiting.next_batch(1.0)[0].end == 20
 
 
 def test_who_has_left_is_forgotten() -> None:

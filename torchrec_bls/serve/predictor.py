@@ -111,7 +111,8 @@ class Predictor:
         fitted_s, model_s, turn_s = np.array(self._batches).T
         self.slowdown = float(np.median(model_s / fitted_s))
         self.costs = Costs(*(self.slowdown * each for each in self._fitted))
-        self.stretch = float(turn_s.sum() / (self.slowdown * fitted_s).sum())
+        expected_s = max(float(self.slowdown * fitted_s.sum()), _SHORTEST)
+        self.stretch = float(turn_s.sum()) / expected_s
 
 
 def _seconds(costs: Costs, samples: int, ids: int) -> float:

@@ -169,32 +169,40 @@ class Waiting:
         longest = longest_batch(fixed)
         stretch, margin = self._predictor.stretch, self._margin()
         own_end = late = 0.0
+        is_own = False  # whether the batch has the new one
         # A batch of `count` samples begins at `begin`, and takes the model `fixed + cost`.
-        begin, cost, count = now, 0.0, 0
+        begin, first_deadline, cost, count = now, 0.0, 0.0, 0
         for number, (each_samples, each_ids, each_deadline) in enumerate(
             self._with(place, max(1, samples), ids, deadline)
         ):
             own = of_sample * each_samples + of_id * each_ids
+            total = fixed + cost + own
             if count and (
-                fixed + cost + own > longest or count + each_samples > self._max_samples
+                total > longest
+                or count + each_samples > self._max_samples
+                or begin + stretch * total > first_deadline - _MARGIN
             ):
                 begin += stretch * (fixed + cost)
-                cost, count = 0.0, 0
-            if not count and fixed + own > longest and each_samples > 1:
-                # All its parts but the last one are batches of their own.
-                of_part = _part(each_samples, own, longest - fixed)
-                of_one = own / each_samples
-                parts = ceil((own - (longest - fixed)) / (of_one * of_part))
-                parts = min(parts, (each_samples - 1) // of_part)
-                begin += stretch * parts * (fixed + of_one * of_part)
-                each_samples -= parts * of_part
-                own = of_one * each_samples
+                cost, count, total = 0.0, 0, fixed + own
+                is_own = False
+            is_own = is_own or number == place
+            if not count:
+                first_deadline = each_deadline
+                if total > longest and each_samples > 1:
+                    # All its parts but the last one are batches of their own.
+                    of_part = _part(each_samples, own, longest - fixed)
+                    of_one = own / each_samples
+                    parts = ceil((own - (longest - fixed)) / (of_one * of_part))
+                    parts = min(parts, (each_samples - 1) // of_part)
+                    begin += stretch * parts * (fixed + of_one * of_part)
+                    each_samples -= parts * of_part
+                    own = of_one * each_samples
             cost += own
             count += each_samples
             if number >= place:
                 end = begin + stretch * (fixed + cost)
                 late = max(late, end - (each_deadline - margin))
-                own_end = own_end or end
+                own_end = end if is_own else own_end
         return Forecast(own_end, late)
 
     def rest_s(self) -> float:

@@ -152,9 +152,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
         "late": outcome.late,
         "refused": outcome.refused,
         "failed": outcome.failed,
-        "answers_ms": {
-            f"p{percent:g}": outcome.latency_ms(percent, 200) for percent in PERCENTILES
-        },
+        "answers_ms": answers,
         "refusals_p99_ms": outcome.latency_ms(99, *REFUSALS),
         "lag_p99_ms": outcome.lag_p99_ms,
         "server_cores": outcome.server_s / outcome.seconds,

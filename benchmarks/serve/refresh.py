@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.harness import record
 from benchmarks.serve import model, shape
 from benchmarks.serve.answers import compared
-from benchmarks.serve.generator import Generator, Load, open_inference
+from benchmarks.serve.generator import Generator
 from benchmarks.serve.outcome import PERCENTILES, REFUSALS, Outcome
 from benchmarks.serve.page import refresh_section
 from benchmarks.serve.service import GENERATOR_CORE, SERVER_CORE, served
@@ -126,21 +126,20 @@ def loaded(
     with (
         served(build, sources[0], *options) as service,
         contextlib.nullcontext(lambda path: None) if watched else copier() as tell,
+        Generator(service.load(settings["rows"])) as generator,
     ):
-        load = Load(
-            service.url,
-            open_inference(service.url),
-            settings["rows"],
-            GENERATOR_CORE,
-            servers=service.processes,
-        )
-        with Generator(load) as generator:
-            generator.run(settings["rate"], settings["warm_s"])
-            writer = Writer(sources, directory, settings["every_s"], tell)
-            writer.start()
-            outcome = generator.run(settings["rate"], settings["seconds"], seed=1, keep=watched)
-            writer.end()
+        generator.run(settings["rate"], settings["warm_s"])
+        writer = Writer(sources, directory, settings["every_s"], tell)
+        writer.start()
+        outcome = generator.run(settings["rate"], settings["seconds"], seed=1, keep=watched)
+        writer.end()
     shutil.rmtree(directory)
+    wanted = int(settings["seconds"] / settings["every_s"])
+    if writer.written < wanted - 1:
+        raise RuntimeError(
+            f"only {writer.written} of {wanted} checkpoints were written in time: let nothing else "
+            "use the disk, or give the system a faster one"
+        )
     return outcome, writer.written
 
 

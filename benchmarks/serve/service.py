@@ -36,10 +36,10 @@ class Service:
     url: str
     processes: list[int]
 
-    def load(self, rows: int) -> Load:
+    def load(self, rows: int, deadline_s: float) -> Load:
         """What a generator offers it, with ids of tables of so many rows."""
-        encode = open_inference(self.url)
-        return Load(self.url, encode, rows, GENERATOR_CORE, servers=self.processes)
+        encode = open_inference(self.url, deadline_s)
+        return Load(self.url, encode, rows, GENERATOR_CORE, deadline_s, servers=self.processes)
 
 
 @contextlib.contextmanager

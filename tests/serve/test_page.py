@@ -63,7 +63,7 @@ def test_it_shows_version_age_and_the_last_refresh() -> None:
     assert "ranker ready" in text
     assert "Version step-7@0a1b2c3d Age of the version 4 min 12 s Up 1 min 30 s" in text
     assert "Took 1.2 s Written 3.0 MiB Reused 5.0 GiB Failed refreshes 2" in text
-    assert "deadline 20 ms" in text
+    assert "deadline is 20 ms" in text
 
 
 def test_a_service_without_requests_and_publications_has_a_page() -> None:
@@ -96,7 +96,7 @@ def test_latencies_are_quantiles_of_answers() -> None:
     text = parsed(observer=observer).text
     for label, rank in (("Median", 500), ("p99", 990), ("p99.9", 999), ("Longest", 1000)):
         assert f"{label} {latencies[rank - 1] * 1e3:.2f} ms" in text
-    assert "Latency of the last 1,000 answers" in text
+    assert "of the last answers (1,000)" in text
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,8 @@ def test_it_loads_nothing_from_elsewhere() -> None:
 @pytest.mark.parametrize(
     "seconds, text",
     [
-        (0.0, "0.0 s"),
+        (0.0, "0 ms"),
+        (1.25, "1.2 s"),
         (59.9, "59 s"),
         (60.0, "1 min 0 s"),
         (3599.0, "59 min 59 s"),

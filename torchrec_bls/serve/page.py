@@ -124,17 +124,19 @@ def _outcomes(observer: Observer) -> list[str]:
     rows = []
     for outcome in Outcome:
         if outcome in _ALWAYS or observer.counts[outcome]:
-            kind = "bad" if outcome in _FAULTS and last[outcome] else ""
+            kind = ' class="bad"' if outcome in _FAULTS and last[outcome] else ""
             name = outcome.label.replace("_", " ")
             numbers = f"<td>{last[outcome]:,}</td><td>{observer.counts[outcome]:,}</td>"
             meaning = _MEANINGS[outcome]
-            rows.append(f'<tr class="{kind}"><td>{name}</td>{numbers}<td>{meaning}</td></tr>')
+            rows.append(f"<tr{kind}><td>{name}</td>{numbers}<td>{meaning}</td></tr>")
     return rows
 
 
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return _NOTHING
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = int(seconds)

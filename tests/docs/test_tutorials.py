@@ -58,8 +58,8 @@ def test_a_failing_command_fails(tmp_path: Path) -> None:
 
 
 def test_what_runs_on_serves_the_commands_after_it_and_ends_with_them(tmp_path: Path) -> None:
-    text = "```sh\nsleep 300 > sleep.log 2>&1 &\necho $!\n```\n```sh\nkill -0 $(cat pid) && echo runs\n```\n"
-    tutorial = read(page_of(text, tmp_path))
+    begun, after = "sleep 300 > sleep.log 2>&1 &\necho $!", "kill -0 $(cat pid) && echo runs"
+    tutorial = read(page_of(f"```sh\n{begun}\n```\n```sh\n{after}\n```\n", tmp_path))
     commands = run(tutorial, tmp_path)
     _, printed = next(commands)
     (tmp_path / "pid").write_text(printed)

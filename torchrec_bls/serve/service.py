@@ -139,7 +139,10 @@ class Service:
                 # What is there now stays: a look at all of it would take longer than a deadline.
                 gc.collect()
                 gc.freeze()
-                uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
+                try:
+                    uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
+                finally:
+                    gc.unfreeze()  # else nanobind reports objects of triton as leaked
 
     async def _serve(
         self,

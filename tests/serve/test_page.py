@@ -66,6 +66,11 @@ def test_it_shows_version_age_and_the_last_refresh() -> None:
     assert "deadline is 20 ms" in text
 
 
+def test_an_idle_service_says_which_version_comes_next() -> None:
+    text = parsed(announced="step-8@4e5f6071", announced_serial=4).text
+    assert "Version step-7@0a1b2c3d (step-8@4e5f6071 from the next batch on) Age" in text
+
+
 def test_a_service_without_requests_and_publications_has_a_page() -> None:
     text = parsed(age=None, publish_seconds=None, bytes_written=None, bytes_reused=None).text
     assert "Median - p99 - p99.9 - Longest -" in text

@@ -60,7 +60,7 @@ def page(
     facts = {
         "name": name,
         "path": quote(name, safe=""),
-        "version": state.version,
+        "version": _version(state),
         "age": _duration(state.age),
         "up": _duration(up_s),
         "rate": f"{rate:,.{0 if rate >= 10 else 1}f}",
@@ -81,6 +81,12 @@ def page(
         ),
         outcomes="\n".join(_outcomes(observer)),
     )
+
+
+def _version(state: ServingState) -> str:
+    if state.announced_serial > state.serial:
+        return f"{state.version} ({state.announced} from the next batch on)"
+    return state.version
 
 
 def _readiness(why_not: str) -> str:

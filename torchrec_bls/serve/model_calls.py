@@ -27,6 +27,7 @@ class ModelCalls:
         keys: names of its features.
         dense_columns: number of its dense features. None: that is found by calls of the model, as
             the size of the linear layer that takes them, alone or beside all embeddings.
+        is_weighted: whether its ids have weights.
 
     Attributes:
         dense_columns: number of its dense features; 0 if it takes none.
@@ -37,9 +38,16 @@ class ModelCalls:
             one; or the number of dense features can't be found.
     """
 
-    def __init__(self, model: nn.Module, keys: Sequence[str], dense_columns: int | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        keys: Sequence[str],
+        dense_columns: int | None,
+        is_weighted: bool = False,
+    ) -> None:
         self.model: Any = model
         self._keys = list(keys)
+        self._is_weighted = is_weighted
         self.dense_columns = 0
         if _takes_dense(model):
             self.dense_columns = dense_columns or self._found_columns(model)
@@ -76,7 +84,7 @@ class ModelCalls:
         cause: Exception | None = None
         for columns in sizes:
             try:
-                self.answered([made_up(1, 0, rows, columns, False)])
+                self.answered([made_up(1, 0, rows, columns, self._is_weighted)])
             except Exception as error:
                 cause = error
             else:

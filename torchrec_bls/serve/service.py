@@ -125,7 +125,8 @@ class Service:
                 features, is_weighted = features_in(model)
                 keeper.wait()
                 attach(model, path)
-                calls = ModelCalls(model, [each.name for each in features], self._dense_features)
+                keys = [each.name for each in features]
+                calls = ModelCalls(model, keys, self._dense_features, is_weighted)
                 inputs = ModelInputs(
                     features, calls.dense_columns, is_weighted, self._contract.max_samples
                 )

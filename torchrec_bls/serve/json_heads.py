@@ -37,6 +37,8 @@ class _Body(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
+# As gRPC has integers.
+_LARGEST = 2**63 - 1
 _INTEGERS, _NESTED_INTEGERS = (
     msgspec.json.Decoder(list[int]),
     msgspec.json.Decoder(list[list[int]]),
@@ -69,6 +71,9 @@ class JsonHead:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad(f"the request is no inference request in JSON: {error}") from error
         body = self._body
+        for each in body.inputs:
+            if max(each.shape, default=0) > _LARGEST:
+                raise bad(f"tensor '{each.name}' has a dimension of more than 64 bits")
         self.head = RequestHead(
             body.id,
             _integer(body.parameters, "timeout", "the request"),
@@ -198,8 +203,10 @@ def _from_json(tensor: _Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _integer(parameters: Mapping[str, Any], name: str, where: str) -> int | None:
     value = parameters.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise bad(f"parameter '{name}' of {where} is {value!r}, but must be an integer")
+    if value is not None and (
+        not isinstance(value, int) or isinstance(value, bool) or abs(value) > _LARGEST
+    ):
+        raise bad(f"parameter '{name}' of {where} must be an integer of 64 bits")
     return value
 
 

@@ -2,6 +2,9 @@
 
 from enum import Enum
 
+# Characters of a text. gRPC's callers take no more than 8 KiB, with 3 or more for some.
+_LONGEST = 1000
+
 
 class Outcome(Enum):
     """How a request ended: its label in metrics, its HTTP status and the name of its gRPC code."""
@@ -40,6 +43,8 @@ class RequestError(Exception):
     """
 
     def __init__(self, outcome: Outcome, text: str, retry_s: float | None = None) -> None:
+        if len(text) > _LONGEST:  # names and numbers of the caller are in it
+            text = f"{text[:_LONGEST]}..."
         super().__init__(text)
         self.outcome = outcome
         self.text = text

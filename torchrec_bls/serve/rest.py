@@ -27,6 +27,7 @@ _Headers = Sequence[tuple[bytes, bytes]]
 _JSON, _HTML = b"application/json", b"text/html; charset=utf-8"
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 _BINARY = b"application/octet-stream"
+_GETS = b"GET, HEAD"
 _HEAD_SIZE = b"inference-header-content-length"
 # Bytes that a number in JSON takes at least, with a comma.
 _NUMBER_BYTES = 2
@@ -58,7 +59,7 @@ class RestApplication:
                 await self._get(scope, found, send)
         except RequestError as error:
             if error.outcome is not Outcome.GONE:
-                await _send_error(send, error)
+                await _send_error(send, error, b"POST" if found and found[3] == "infer" else _GETS)
 
     async def _infer(
         self, model: str, version: str, scope: _Scope, receive: _Receive, send: _Send
@@ -70,6 +71,8 @@ class RestApplication:
             headers = dict(scope["headers"])
             if headers.get(b"content-encoding", b"identity") != b"identity":
                 raise bad("Content-Encoding: send the body as it is")
+            if b"upgrade" in headers:  # what follows it would be lost
+                raise bad("Upgrade: this port speaks HTTP/1.1 alone, send none (curl --http1.1)")
             body = _Body(receive, headers, self._max_body)
             head_size = _size_in(headers, _HEAD_SIZE)
             if head_size is None:
@@ -226,8 +229,10 @@ async def _send_json(send: _Send, status: int, value: Any, headers: _Headers = (
     await _respond(send, status, _JSON, msgspec.json.encode(value), headers)
 
 
-async def _send_error(send: _Send, error: RequestError) -> None:
-    headers: _Headers = ()
+async def _send_error(send: _Send, error: RequestError, allowed: bytes) -> None:
+    headers = []
     if error.retry_s is not None:  # whole seconds are all that HTTP knows
-        headers = [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_s)))]
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_s))))
+    if error.outcome is Outcome.WRONG_METHOD:
+        headers.append((b"allow", allowed))
     await _send_json(send, error.outcome.status, {"error": error.text}, headers)

@@ -1,0 +1,118 @@
+"""A small model that the tests serve, its weights in several versions, and what it says of them."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+ROWS = {"user": 50, "item": 200, "category": 7}
+FEATURES = list(ROWS)
+DENSE = 3
+OUTPUTS = {"click": (), "topics": (2,)}
+#: Environment variable with the path of a file: as long as that is there, versions are being made.
+HOLD = "TORCHREC_BLS_TEST_HOLD"
+_COLUMNS = 8
+
+
+class Ranker(nn.Module):
+    """Returns two outputs by name, of dense features and weighted ids."""
+
+    def __init__(self, device: str = "meta") -> None:
+        super().__init__()
+        self.tables = EmbeddingBagCollection(
+            device=torch.device(device),
+            is_weighted=True,
+            tables=[
+                EmbeddingBagConfig(
+                    name=f"{name}_table",
+                    feature_names=[name],
+                    num_embeddings=rows,
+                    embedding_dim=_COLUMNS,
+                )
+                for name, rows in ROWS.items()
+            ],
+        )
+        self.layer = nn.Linear(DENSE + _COLUMNS * len(ROWS), 3)
+
+    def forward(self, dense: torch.Tensor, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+        _hold()
+        pooled = self.tables(ids)
+        found = self.layer(torch.cat([dense, *(pooled[name] for name in ROWS)], dim=1))
+        return {"click": torch.tanh(found[:, 0]), "topics": found[:, 1:]}
+
+
+def build() -> nn.Module:
+    return Ranker()
+
+
+def build_that_raises() -> nn.Module:
+    raise ZeroDivisionError("no model today")
+
+
+def weights(version: int) -> dict[str, torch.Tensor]:
+    """Returns weights of a version, at random."""
+    with torch.random.fork_rng():
+        torch.manual_seed(version)
+        return Ranker("cpu").state_dict()
+
+
+def write_checkpoint(folder: Path, version: int, *, nan: bool = False) -> Path:
+    """Writes a checkpoint, which is seen whole or not at all."""
+    made = weights(version)
+    if nan:
+        made["layer.bias"][:] = float("nan")
+    hidden = folder / f".{version}"
+    hidden.mkdir()
+    torch.save(made, hidden / "weights.pt")
+    return hidden.rename(folder / f"v{version}")
+
+
+Bags = Mapping[str, Sequence[Sequence[int]]]
+Weights = Mapping[str, Sequence[Sequence[float]]]
+
+
+def expected(
+    version: int, dense: Sequence[Sequence[float]], ids: Bags, weights_of_ids: Weights | None = None
+) -> dict[str, torch.Tensor]:
+    """Returns what the plain model says of a version.
+
+    Args:
+        version: version of the weights.
+        dense: dense features of each sample.
+        ids: ids of each feature in each sample.
+        weights_of_ids: their weights; None: 1.
+    """
+    model = Ranker("cpu")
+    model.load_state_dict(weights(version))
+    bags = [bag for name in FEATURES for bag in ids[name]]
+    if weights_of_ids is None:
+        of_ids = [1.0 for bag in bags for _ in bag]
+    else:
+        of_ids = [each for name in FEATURES for bag in weights_of_ids[name] for each in bag]
+    features = KeyedJaggedTensor(
+        FEATURES,
+        torch.tensor([each for bag in bags for each in bag], dtype=torch.int64),
+        torch.tensor(of_ids, dtype=torch.float32),
+        lengths=torch.tensor([len(bag) for bag in bags], dtype=torch.int32),
+    )
+    with torch.no_grad():
+        outputs: dict[str, torch.Tensor] = model(
+            torch.tensor(dense, dtype=torch.float32).reshape(-1, DENSE), features
+        )
+    return outputs
+
+
+def _hold() -> None:
+    path = os.environ.get(HOLD)
+    if path is None:
+        return
+    hold = Path(path)
+    for _ in range(6000):
+        # The service itself, which has no lower priority, goes on.
+        if os.nice(0) == 0 or not hold.exists():
+            return
+        time.sleep(0.01)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -53,18 +54,27 @@ def build_that_raises() -> nn.Module:
     raise ZeroDivisionError("no model today")
 
 
+def build_that_waits() -> nn.Module:
+    time.sleep(60)
+    return Ranker()
+
+
+@cache
 def weights(version: int) -> dict[str, torch.Tensor]:
     """Returns weights of a version, at random."""
-    with torch.random.fork_rng():
-        torch.manual_seed(version)
-        return Ranker("cpu").state_dict()
+    # Of its own: other threads may draw as well.
+    random = torch.Generator().manual_seed(version)
+    return {
+        name: torch.rand(each.shape, generator=random) - 0.5
+        for name, each in Ranker("cpu").state_dict().items()
+    }
 
 
 def write_checkpoint(folder: Path, version: int, *, nan: bool = False) -> Path:
     """Writes a checkpoint, which is seen whole or not at all."""
-    made = weights(version)
+    made = dict(weights(version))
     if nan:
-        made["layer.bias"][:] = float("nan")
+        made["layer.bias"] = made["layer.bias"] * float("nan")
     hidden = folder / f".{version}"
     hidden.mkdir()
     torch.save(made, hidden / "weights.pt")

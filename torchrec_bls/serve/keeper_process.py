@@ -196,7 +196,7 @@ def _keep(connection: Connection, keeping: Keeping) -> None:
         watch = None
         if keeping.watch is not None:
             probe = FiniteAnswers(*features_in(keeping.build()), keeping.dense_columns)
-            watch = kept.watch(keeping.watch, drain=keeping.drain, probe=probe)
+            watch = kept.watch(keeping.watch, drain=keeping.drain, probe=probe, pause=_LOOK)
         connection.send("")
         told = Refreshes()
         while True:

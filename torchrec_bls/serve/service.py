@@ -19,6 +19,7 @@ from torch import nn
 
 from torchrec_bls.direct.offers.attach import attach
 from torchrec_bls.direct.serving.publishing import serving_state
+from torchrec_bls.errors import named
 from torchrec_bls.serve.access_log import AccessLog
 from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.desk import Desk
@@ -108,7 +109,7 @@ class Service:
 
         Raises:
             ValueError: the model can't be served.
-            RuntimeError: the tables can't be loaded; the text says why.
+            RuntimeError: the model can't be built, or its tables can't be loaded.
             OSError: a port is taken.
         """
         # As the other signal: what was begun is undone also while tables are loaded.
@@ -134,7 +135,7 @@ class Service:
                 self._dense_features,
             )
             with KeeperProcess(keeping) as keeper:
-                model = self._build().eval()
+                model = self._built()
                 features, is_weighted = features_in(model)
                 keeper.wait()
                 attach(model, path)
@@ -154,6 +155,16 @@ class Service:
                 gc.collect()
                 gc.freeze()
                 uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
+
+    def _built(self) -> nn.Module:
+        try:
+            return self._build().eval()
+        except Exception as error:
+            place = f"{self._build.__module__}:{self._build.__qualname__}"
+            _log.exception("%s raised", place)
+            raise RuntimeError(
+                f"the model can't be built: {place} raised {named(error)}"
+            ) from error
 
     async def _serve(
         self,

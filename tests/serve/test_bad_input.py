@@ -282,6 +282,18 @@ def test_sizes_of_binary_tensors(service: Running, size: object):
     assert "binary_data_size" in json.loads(reply)["error"]
 
 
+@pytest.mark.parametrize("data", [None, []])
+def test_a_binary_tensor_whose_data_is_empty(service: Running, data: object):
+    """KServe's client writes it so."""
+    inputs = [
+        {**each.head, "data": data, "parameters": {"binary_data_size": each.values.nbytes}}
+        for each in RAGGED
+    ]
+    text = json.dumps({"inputs": inputs}).encode()
+    body = text + BINARY[HEAD:]
+    assert service.request("POST", service.infer_path, body, head_size(len(text)))[0] == 200
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
 def test_compressed_bodies(service: Running, encoding: str):
     headers = {"Content-Encoding": encoding}

@@ -37,6 +37,8 @@ class _Body(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
+# Of a tensor that is binary. KServe's client writes a list beside one without elements.
+_NO_DATA = (b"", b"null", b"[]")
 # As gRPC has integers.
 _LARGEST = 2**63 - 1
 _INTEGERS, _NESTED_INTEGERS = (
@@ -91,7 +93,7 @@ class JsonHead:
         for each, size in zip(body.inputs, self._sizes, strict=True):
             if size is None:
                 continue
-            if size < 0 or bytes(each.data):
+            if size < 0 or bytes(each.data) not in _NO_DATA:
                 raise bad(f"tensor '{each.name}' has data twice, or a negative binary_data_size")
             self.binary_bytes += size
 

@@ -14,5 +14,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     checkpoint = ranker.write_checkpoint(folder, 1)
     # With time enough for any machine: what is late is no matter of these tests.
     options = ["--checkpoint", str(checkpoint), "--deadline-ms", "60000"]
-    with running(folder, *options, "--max-samples", "64", "--max-body-mib", "1") as service:
+    options += ["--max-samples", "64", "--max-body-mib", "1"]
+    with running(folder, *options) as service:
         yield service

@@ -14,8 +14,10 @@ ROWS = {"user": 50, "item": 200, "category": 7}
 FEATURES = list(ROWS)
 DENSE = 3
 OUTPUTS = {"click": (), "topics": (2,)}
-#: Environment variable with the path of a file: as long as that is there, versions are being made.
+#: Environment variable with the path of a folder. As long as that has a file KEEPER or SERVICE, the
+#: model does not go on in that process; HELD is there when it has come so far.
 HOLD = "TORCHREC_BLS_TEST_HOLD"
+KEEPER, SERVICE, HELD = "keeper", "service", "held"
 _COLUMNS = 8
 
 
@@ -117,12 +119,11 @@ def expected(
 
 
 def _hold() -> None:
-    path = os.environ.get(HOLD)
-    if path is None:
-        return
-    hold = Path(path)
-    for _ in range(6000):
-        # The service itself, which has no lower priority, goes on.
-        if os.nice(0) == 0 or not hold.exists():
-            return
-        time.sleep(0.01)
+    folder = Path(os.environ.get(HOLD, "/nonexistent"))
+    # Keepers have a lower priority.
+    file = folder / (KEEPER if os.nice(0) else SERVICE)
+    if file.exists():
+        (folder / HELD).touch()
+        end = time.monotonic() + 60
+        while file.exists() and time.monotonic() < end:
+            time.sleep(0.01)

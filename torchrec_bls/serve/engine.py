@@ -20,6 +20,10 @@ from torchrec_bls.serve.waiting import Answer, Part, Request, Waiting, joined
 # Turns of the event loop between two batches: answers are written and heads are read in the first,
 # and those heads are admitted or refused in the second.
 _TURNS = 2
+# Requests that may wait at most: each that comes is compared with all of them.
+_MOST_WAITING = 1024
+# Seconds without a batch after which a correction of predictions may be out of date.
+_OUT_OF_DATE = 1.0
 
 
 class Engine:
@@ -56,6 +60,8 @@ class Engine:
         self._observer = observer
         self._waiting = Waiting(predictor, contract.max_samples)
         self._wake = asyncio.Event()
+        self._has_ended = False
+        self._last_batch = 0.0  # when it began
         # Since when nobody has looked at the sockets: a request that is found may have come then.
         self._blind_since: float | None = None
 
@@ -95,8 +101,17 @@ class Engine:
         """
         if self.drained_for:
             raise _drained(self.drained_for)
+        if self._has_ended:
+            raise _ended()
         now = time.monotonic()
+        if len(self._waiting) >= _MOST_WAITING:
+            text = f"{len(self._waiting)} requests wait already"
+            raise RequestError(Outcome.REFUSED, text, self._waiting.rest_s())
         late = self._waiting.lateness(samples, ids, deadline, now)
+        if late > 0 and now - self._last_batch > _OUT_OF_DATE and not len(self._waiting):
+            # Were all refused by a correction, no batch would ever show that it holds no more.
+            self._predictor.forget()
+            late = self._waiting.lateness(samples, ids, deadline, now)
         if late > 0:
             raise RequestError(
                 Outcome.REFUSED,
@@ -120,7 +135,16 @@ class Engine:
         return request
 
     async def run(self) -> None:
-        """Runs batches until it is cancelled."""
+        """Runs batches until it is cancelled. If it ends by an error, nobody waits any more."""
+        try:
+            await self._run_batches()
+        finally:
+            self._has_ended = True
+            for request in self._waiting.take_all():
+                if not request.answer.done():
+                    request.answer.set_exception(_ended())
+
+    async def _run_batches(self) -> None:
         while True:
             if not len(self._waiting):
                 self._wake.clear()
@@ -132,8 +156,12 @@ class Engine:
             parts = self._waiting.next_batch(began)
             if not parts:
                 continue
-            self._blind_since = began
-            size = self._answer(parts, began)
+            self._blind_since = self._last_batch = began
+            try:
+                size = self._answer(parts, began)
+            except BaseException:
+                self._end(parts, _ended())
+                raise
             ended = time.monotonic()
             await self._look_at_sockets()
             if size is not None:
@@ -170,9 +198,10 @@ class Engine:
             return None
         except Exception as error:
             if len(parts) > 1:
-                # One of them may be the cause.
-                for part in parts:
-                    self._answer([part], began)
+                # One of them may be the cause, and is found by halves.
+                middle = len(parts) // 2
+                self._answer(parts[:middle], began)
+                self._answer(parts[middle:], began)
             else:
                 self._end(parts, RequestError(Outcome.FAILED, f"the model failed: {named(error)}"))
             return None
@@ -208,6 +237,10 @@ class Engine:
             self._waiting.discard(part.request)
             if not part.request.answer.done():
                 part.request.answer.set_exception(error)
+
+
+def _ended() -> RequestError:
+    return RequestError(Outcome.FAILED, "the service has ended: its log says why")
 
 
 def _drained(text: str) -> RequestError:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 from torchrec_bls.direct.serving.reading_modules import reading_modules
 from torchrec_bls.serve.batches import dense_of, ids_of, outputs_of
@@ -23,11 +24,11 @@ class ModelCalls:
     """Calls a model with requests.
 
     Args:
-        model: the model, which reads its tables.
+        model: the model, which reads its tables. Of its modules that do so, those without weights
+            get none any more, if others have them.
         keys: names of its features.
         dense_columns: number of its dense features. None: that is found by calls of the model, as
             the size of the linear layer that takes them, alone or beside all embeddings.
-        is_weighted: whether its ids have weights.
 
     Attributes:
         dense_columns: number of its dense features; 0 if it takes none.
@@ -38,17 +39,16 @@ class ModelCalls:
             one; or the number of dense features can't be found.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        keys: Sequence[str],
-        dense_columns: int | None,
-        is_weighted: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, keys: Sequence[str], dense_columns: int | None) -> None:
         self.model: Any = model
         self._keys = list(keys)
-        self._is_weighted = is_weighted
         self.dense_columns = 0
+        readers = reading_modules(model).values()
+        self._is_weighted = any(each.input_check.is_weighted for each in readers)
+        for each in readers:
+            if self._is_weighted and not each.input_check.is_weighted:
+                # It would use the weights, as TorchRec's sharded modules do. Others pass them over.
+                each.register_forward_pre_hook(_without_weights, with_kwargs=True)
         if _takes_dense(model):
             self.dense_columns = dense_columns or self._found_columns(model)
 
@@ -84,6 +84,7 @@ class ModelCalls:
         cause: Exception | None = None
         for columns in sizes:
             try:
+                # A module takes ids with weights in all batches, or in none.
                 self.answered([made_up(1, 0, rows, columns, self._is_weighted)])
             except Exception as error:
                 cause = error
@@ -138,6 +139,27 @@ def measured(calls: ModelCalls, inputs: ModelInputs) -> Iterator[tuple[int, int,
                 if number >= _WARMING:
                     seconds.append(time.perf_counter() - began)
             yield samples, batch[0].ids, float(np.median(seconds))
+
+
+def _without_weights(
+    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Takes the weights out of what a module is called with."""
+
+    def without(given: Any) -> Any:
+        if not isinstance(given, KeyedJaggedTensor):
+            return given
+        varies = given.variable_stride_per_key()
+        return KeyedJaggedTensor(
+            given.keys(),
+            given.values(),
+            lengths=given.lengths(),
+            stride=None if varies else given.stride(),
+            stride_per_key_per_rank=given.stride_per_key_per_rank() if varies else None,
+            inverse_indices=given.inverse_indices_or_none(),
+        )
+
+    return tuple(map(without, args)), {name: without(each) for name, each in kwargs.items()}
 
 
 def _takes_dense(model: nn.Module) -> bool:

@@ -2,8 +2,9 @@
 
 from enum import Enum
 
-# Characters of a text. gRPC's callers take no more than 8 KiB, with 3 or more for some.
-_LONGEST = 1000
+# Characters of a text at most. It may quote what the caller has sent, and gRPC sends it as a
+# header.
+_MOST_CHARACTERS = 1000
 
 
 class Outcome(Enum):
@@ -38,13 +39,13 @@ class RequestError(Exception):
 
     Args:
         outcome: how it ends.
-        text: what its caller is told.
+        text: what its caller is told; shortened if it is long.
         retry_s: seconds after which a retry may succeed; None: a retry is the same again.
     """
 
     def __init__(self, outcome: Outcome, text: str, retry_s: float | None = None) -> None:
-        if len(text) > _LONGEST:  # names and numbers of the caller are in it
-            text = f"{text[:_LONGEST]}..."
+        if len(text) > _MOST_CHARACTERS:
+            text = f"{text[:_MOST_CHARACTERS]}..."
         super().__init__(text)
         self.outcome = outcome
         self.text = text

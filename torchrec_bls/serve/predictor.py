@@ -11,6 +11,8 @@ from scipy.optimize import nnls
 _REMEMBERED, _COVERED = 128, 0.9
 # Batches after which the correction is computed anew.
 _STRIDE = 8
+# Seconds that any batch takes at least, so that none takes no time.
+_SHORTEST = 1e-6
 
 
 class Costs(NamedTuple):
@@ -43,11 +45,16 @@ class Predictor:
 
     def __init__(self, measured: Sequence[tuple[int, int, float]]) -> None:
         facts = np.array([(1.0, samples, ids) for samples, ids, _ in measured])
-        seconds = np.array([each for _, _, each in measured])
+        seconds = np.array([max(each, _SHORTEST) for _, _, each in measured])
         # Relative errors count alike, of short batches and long ones.
         fitted, _ = nnls(facts / seconds[:, None], np.ones(len(seconds)))
         self._fitted = Costs(*fitted.tolist())
         self._ratios: deque[float] = deque(maxlen=_REMEMBERED)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets all corrections: what was fitted counts again."""
+        self._ratios.clear()
         self._since = 0
         self.correct_by(1.0)
 
@@ -71,7 +78,7 @@ class Predictor:
         """
         fitted = self._fitted
         expected = fitted.batch + samples * fitted.sample + ids * fitted.id
-        self._ratios.append(seconds / max(expected, 1e-6))
+        self._ratios.append(seconds / max(expected, _SHORTEST))
         self._since += 1
         if self._since >= _STRIDE:
             self._since = 0

@@ -31,8 +31,7 @@ class FiniteAnswers:
         Args:
             model: a copy of the model with the new version.
         """
-        keys = [each.name for each in self._features]
-        calls = ModelCalls(model, keys, self._dense_columns, self._is_weighted)
+        calls = ModelCalls(model, [each.name for each in self._features], self._dense_columns)
         rows = np.array([each.rows for each in self._features])
         request = made_up(_SAMPLES, _IDS, rows, calls.dense_columns, self._is_weighted)
         for name, values in calls.answered([request]).items():

@@ -139,8 +139,7 @@ class Service:
                 features, is_weighted = features_in(model)
                 keeper.wait()
                 attach(model, path)
-                keys = [each.name for each in features]
-                calls = ModelCalls(model, keys, self._dense_features, is_weighted)
+                calls = ModelCalls(model, [each.name for each in features], self._dense_features)
                 inputs = ModelInputs(
                     features, calls.dense_columns, is_weighted, self._contract.max_samples
                 )

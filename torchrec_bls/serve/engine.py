@@ -73,7 +73,12 @@ class Engine:
     @property
     def has_waiting(self) -> bool:
         """Returns whether requests wait."""
-        return len(self._waiting) > 0
+        return self.waiting > 0
+
+    @property
+    def waiting(self) -> int:
+        """Returns how many requests wait."""
+        return len(self._waiting)
 
     def arrival(self) -> float:
         """Returns the earliest moment at which a request that is found now may have arrived."""

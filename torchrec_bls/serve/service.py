@@ -28,7 +28,7 @@ from torchrec_bls.serve.grpc_service import GrpcService
 from torchrec_bls.serve.inputs import ModelInputs, features_in
 from torchrec_bls.serve.keeper_process import KeeperProcess, Keeping
 from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
-from torchrec_bls.serve.observer import Observer
+from torchrec_bls.serve.observer import Observer, WorkCollector
 from torchrec_bls.serve.predictor import Predictor
 from torchrec_bls.serve.rest import RestApplication
 from torchrec_bls.serve.serving_facts import ServingFacts
@@ -153,7 +153,10 @@ class Service:
                 # What is there now stays: a look at all of it would take longer than a deadline.
                 gc.collect()
                 gc.freeze()
-                uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
+                try:
+                    uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
+                finally:
+                    gc.unfreeze()  # else nanobind reports objects of triton as leaked
 
     def _built(self) -> nn.Module:
         try:
@@ -179,7 +182,17 @@ class Service:
         rows = [each.rows for each in inputs.features]
         sample = made_up(1, 1, np.array(rows), inputs.dense_columns, inputs.is_weighted)
         outputs = {name: each.shape[1:] for name, each in calls.answered([sample]).items()}
-        facts = ServingFacts(self._name, outputs, engine, observer, lambda: serving_state(model))
+        observer.add(
+            WorkCollector(lambda: engine.waiting, lambda: predictor.costs, lambda: keeper.refreshes)
+        )
+        facts = ServingFacts(
+            self._name,
+            outputs,
+            engine,
+            observer,
+            lambda: serving_state(model),
+            lambda: keeper.refreshes,
+        )
         desk = Desk(engine, observer, AccessLog() if self._access_log else None)
         server = _Server(
             uvicorn.Config(

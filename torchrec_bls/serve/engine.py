@@ -129,7 +129,8 @@ class Engine:
                 Outcome.REFUSED,
                 f"it would be late by {late * 1e3:.1f} ms: {len(self._waiting)} requests wait, and "
                 f"it has {max(0.0, deadline - now) * 1e3:.1f} ms",
-                max(late, self._waiting.rest_s()),
+                # Alone it would be late again.
+                max(late, self._waiting.rest_s()) if self.has_waiting else None,
             )
         return end
 

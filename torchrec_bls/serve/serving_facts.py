@@ -77,7 +77,7 @@ class ServingFacts:
 
     def openapi(self) -> dict[str, Any]:
         """Returns the description of the HTTP interface."""
-        return openapi(self.name, self._engine.inputs)
+        return openapi(self.name, self._engine.inputs, self._outputs, self._engine.contract)
 
     def page(self) -> str:
         """Returns the page that shows how the service does."""

@@ -34,9 +34,7 @@ seconds = st.one_of(st.just(0.0), st.floats(0, 100, allow_subnormal=True))
 
 @given(
     st.lists(seconds, min_size=1, max_size=len(SIZES)),
-    st.lists(
-        st.tuples(st.integers(0, 4096), st.integers(0, 10**6), seconds, seconds), max_size=40
-    ),
+    st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 10**6), seconds, seconds), max_size=40),
 )
 def test_costs_are_numbers(
     measured: list[float], later: list[tuple[int, int, float, float]]

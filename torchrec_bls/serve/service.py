@@ -21,6 +21,7 @@ from torchrec_bls.direct.offers.attach import attach
 from torchrec_bls.direct.serving.publishing import serving_state
 from torchrec_bls.errors import named
 from torchrec_bls.serve.access_log import AccessLog
+from torchrec_bls.serve.compiled import Measured, compile_if_faster
 from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.desk import Desk
 from torchrec_bls.serve.engine import Engine
@@ -62,6 +63,8 @@ class Service:
         path: path of the keeper's socket, so that other processes can attach. None: one in a
             folder that is deleted at the end.
         dense_features: number of the model's dense features. None: it is found by calls.
+        compile: whether the dense part is compiled where that makes batches faster, which takes
+            a minute at the first start. The code is kept in a folder beside the checkpoint.
         access_log: whether a line is written for each request.
 
     Raises:
@@ -82,6 +85,7 @@ class Service:
         grpc_port: int | None = 8001,
         path: str | os.PathLike[str] | None = None,
         dense_features: int | None = None,
+        compile: bool = True,
         access_log: bool = False,
     ) -> None:
         if "<" in getattr(build, "__qualname__", "<"):
@@ -102,6 +106,7 @@ class Service:
         self._grpc_port = grpc_port
         self._path = None if path is None else os.fsdecode(path)
         self._dense_features = dense_features
+        self._compile = compile
         self._access_log = access_log
 
     def run(self) -> None:
@@ -143,7 +148,8 @@ class Service:
                 inputs = ModelInputs(
                     features, calls.dense_columns, is_weighted, self._contract.max_samples
                 )
-                predictor = Predictor(list(measured(calls, inputs)))
+                times = self._measured(calls, inputs)
+                predictor = Predictor(times)
                 _log.info(
                     "a batch takes %.2f ms, %.1f us more for each sample and %.2f us for each id",
                     predictor.costs.batch * 1e3,
@@ -157,6 +163,16 @@ class Service:
                     uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
                 finally:
                     gc.unfreeze()  # else nanobind reports objects of triton as leaked
+
+    def _measured(self, calls: ModelCalls, inputs: ModelInputs) -> Measured:
+        def measure() -> Measured:
+            return list(measured(calls, inputs))
+
+        if not self._compile:
+            return measure()
+        times, text = compile_if_faster(calls.model, measure, self._checkpoint)
+        _log.info("%s", text)
+        return times
 
     def _built(self) -> nn.Module:
         try:

@@ -14,7 +14,7 @@ from benchmarks.harness.statistics import Spread
 from benchmarks.serve import model, shape
 from benchmarks.serve.capacity import Run, capacity, valid
 from benchmarks.serve.generator import Generator, Load
-from benchmarks.serve.outcome import PERCENTILES, REFUSALS, Outcome, latency_ms, table
+from benchmarks.serve.outcome import EARLY, PERCENTILES, REFUSALS, Outcome, latency_ms, table
 from benchmarks.serve.page import load_section
 from benchmarks.serve.service import served
 
@@ -67,6 +67,7 @@ def _summary(outcomes: list[Outcome]) -> dict[str, Any]:
         "offered": sum(each.offered for each in outcomes),
         "answers_ms": answers,
         "refusals_p99_ms": latency_ms(outcomes, 99, *REFUSALS),
+        "early_refusals_p99_ms": latency_ms(outcomes, 99, *EARLY),
         "lag_p99_ms": Spread([each.lag_p99_ms for each in outcomes]),
         "generator_cores": Spread([each.generator_s / each.seconds for each in outcomes]),
         "server_cores": Spread([each.server_s / each.seconds for each in outcomes]),

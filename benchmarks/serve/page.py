@@ -87,3 +87,23 @@ def _row(tables: str, level: dict[str, Any]) -> list[object]:
 
 def _ms(latency: float | None) -> str:
     return "" if latency is None else f"{latency:.1f}"
+
+
+def costs_section(record: Record) -> str:
+    """CPU of a request in the model and beside it."""
+    rows = [
+        [
+            f"{each['rate']:g}",
+            *(f"{each[name]['median']:.2f}" for name in ("request_ms", "model_ms", "beside_ms")),
+            f"{each['beside_ms']['min']:.2f} to {each['beside_ms']['max']:.2f}",
+        ]
+        for each in record["results"]
+    ]
+    idle = record["results"][0]["idle_cores"]
+    return page.section(
+        record,
+        "CPU of a request of 32 candidates, binary, ms, medians of "
+        f"{record['settings']['repetitions']} runs. Without requests the worker takes {idle:.3f} "
+        "cores, which are taken off:",
+        page.table(["requests/s", "in all", "the model", "beside it", "range"], rows),
+    )

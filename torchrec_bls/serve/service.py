@@ -199,7 +199,12 @@ class Service:
         sample = made_up(1, 1, np.array(rows), inputs.dense_columns, inputs.is_weighted)
         outputs = {name: each.shape[1:] for name, each in calls.answered([sample]).items()}
         observer.add(
-            WorkCollector(lambda: engine.waiting, lambda: predictor.costs, lambda: keeper.refreshes)
+            WorkCollector(
+                lambda: engine.waiting,
+                lambda: predictor.costs,
+                lambda: calls.seconds,
+                lambda: keeper.refreshes,
+            )
         )
         facts = ServingFacts(
             self._name,

@@ -120,6 +120,20 @@ def test_a_version_without_scores_is_not_served(watched: Running, folder: Path):
         until(lambda: watched.metric("torchrec_bls_refresh_problem") == 0)
 
 
+def test_a_new_version_is_served_without_a_request_before(watched: Running, folder: Path):
+    """Who asks for that version alone would be refused for ever."""
+    before = served(watched)
+    ranker.write_checkpoint(folder / "new", before + 1)
+
+    def version() -> str:
+        [found] = watched.get(f"/v2/models/{watched.name}")["versions"]
+        return found
+
+    until(lambda: version().startswith(f"v{before + 1}@"))
+    path = f"/v2/models/{watched.name}/versions/{version()}/infer"
+    assert watched.infer({"inputs": []}, path)[0] == 400  # but not 404
+
+
 def test_a_keeper_that_hangs_holds_no_answer_up(watched: Running, folder: Path):
     [keeper] = watched.keepers()
     before = served(watched)

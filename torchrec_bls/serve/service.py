@@ -26,7 +26,7 @@ from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.desk import Desk
 from torchrec_bls.serve.engine import Engine
 from torchrec_bls.serve.grpc_service import GrpcService
-from torchrec_bls.serve.inputs import ModelInputs, features_in
+from torchrec_bls.serve.inputs import Features, ModelInputs, features_in
 from torchrec_bls.serve.keeper_process import KeeperProcess, Keeping
 from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
 from torchrec_bls.serve.observer import Observer, WorkCollector
@@ -125,10 +125,10 @@ class Service:
     def _run(self) -> None:
         # Of one thread, so that batches take as long as predicted beside other processes.
         torch.set_num_threads(1)
-        with _listening(self._host, self._port, "--port") as listener, ExitStack() as stack:
+        with _bound(self._host, self._port, "--port") as listener, ExitStack() as stack:
             if self._grpc_port is not None:
                 # Its library listens once tables are loaded, which may take minutes.
-                with _listening(self._host, self._grpc_port, "--grpc-port"):
+                with _bound(self._host, self._grpc_port, "--grpc-port"):
                     pass
             path = stack.enter_context(_socket_path(self._path))
             keeping = Keeping(
@@ -242,7 +242,7 @@ class Service:
             _log.info("serving gRPC at %s", _place(self._host, self._grpc_port))
         work = [
             asyncio.create_task(engine.run()),
-            asyncio.create_task(_watch(model, engine, keeper)),
+            asyncio.create_task(_watch(model, engine, keeper, sample)),
         ]
         for task in work:
             task.add_done_callback(lambda _: server.end())
@@ -275,21 +275,29 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _watch(model: nn.Module, engine: Engine, keeper: KeeperProcess) -> None:
+async def _watch(model: nn.Module, engine: Engine, keeper: KeeperProcess, sample: Features) -> None:
     """Follows the state of the tables and of the process that keeps them."""
     while True:
-        engine.drained_for = serving_state(model).drained_for
+        state = serving_state(model)
+        engine.drained_for = state.drained_for
+        if state.serial < state.announced_serial and not engine.waiting and not state.drained_for:
+            # Batches change versions. Who asks for the new one alone would never get it.
+            engine.ask_nothing(sample)
         keeper.look()
         await asyncio.sleep(_LOOK)
 
 
 @contextmanager
-def _listening(host: str, port: int, option: str) -> Iterator[socket.socket]:
-    """Yields a socket that listens, so that a port that is taken is found before all else."""
+def _bound(host: str, port: int, option: str) -> Iterator[socket.socket]:
+    """Yields a socket that is bound, so that a port that is taken is found before all else. Who
+    connects before the service listens is refused at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
     try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
+        listener.close()
         cause = getattr(error, "strerror", None) or error
         raise OSError(
             f"cannot listen at {_place(host, port)}: {cause}. Give another port ({option}), or "

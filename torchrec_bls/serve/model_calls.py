@@ -3,7 +3,7 @@
 import inspect
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -48,7 +48,8 @@ class ModelCalls:
         for each in readers:
             if self._is_weighted and not each.input_check.is_weighted:
                 # It would use the weights, as TorchRec's sharded modules do. Others pass them over.
-                each.register_forward_pre_hook(_without_weights, with_kwargs=True)
+                module = cast("nn.Module", each)
+                module.register_forward_pre_hook(_without_weights, with_kwargs=True)
         if _takes_dense(model):
             self.dense_columns = dense_columns or self._found_columns(model)
 

@@ -25,9 +25,9 @@ def ask(request: pytest.FixtureRequest) -> Ask:
 def check(outputs: Mapping[str, NDArray[np.float32]], expected: Mapping[str, NDArray[np.float32]]):
     assert outputs.keys() == expected.keys()
     for name, values in expected.items():
-        # Batches of other sizes are summed in another order.
-        largest = np.abs(values).max(initial=0.0)
-        np.testing.assert_allclose(outputs[name], values, rtol=1e-5, atol=1e-6 * max(1.0, largest))
+        # Topics are differences of sums near 1000.
+        atol = 1e-3 if name == "topics" else 1e-6
+        np.testing.assert_allclose(outputs[name], values, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -73,7 +73,7 @@ def test_many_requests_keep_their_own_answers(engine: Engine) -> None:
 
     async def ask() -> None:
         await asyncio.gather(*(one(number) for number in range(300)))
-        assert not engine.has_waiting
+        assert not engine.waiting
 
     served(engine, ask)
 
@@ -148,7 +148,7 @@ def test_a_part_that_fails_ends_the_request(engine: Engine, model: Model) -> Non
         return await outcomes([submit(engine, list(range(60))), submit(engine, [1])])
 
     assert served(engine, ask) == [Outcome.FAILED, [2]]
-    assert not engine.has_waiting
+    assert not engine.waiting
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])

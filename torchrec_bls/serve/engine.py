@@ -75,11 +75,6 @@ class Engine:
         return self._reader.version
 
     @property
-    def has_waiting(self) -> bool:
-        """Returns whether requests wait."""
-        return self.waiting > 0
-
-    @property
     def waiting(self) -> int:
         """Returns how many requests wait."""
         return len(self._waiting)
@@ -117,21 +112,21 @@ class Engine:
         if self._has_ended:
             raise _ended()
         now = time.monotonic()
-        if len(self._waiting) >= _MOST_WAITING:
-            text = f"{len(self._waiting)} requests wait already"
+        if self.waiting >= _MOST_WAITING:
+            text = f"{self.waiting} requests wait already"
             raise RequestError(Outcome.REFUSED, text, self._waiting.rest_s())
         end, late = self._waiting.forecast(samples, ids, deadline, now)
-        if late > 0 and now - self._last_batch > _OUT_OF_DATE and not len(self._waiting):
+        if late > 0 and now - self._last_batch > _OUT_OF_DATE and not self.waiting:
             # Were all refused by a correction, no batch would ever show that it holds no more.
             self._predictor.forget()
             end, late = self._waiting.forecast(samples, ids, deadline, now)
         if late > 0:
             raise RequestError(
                 Outcome.REFUSED,
-                f"it would be late by {late * 1e3:.1f} ms: {len(self._waiting)} requests wait, and "
+                f"it would be late by {late * 1e3:.1f} ms: {self.waiting} requests wait, and "
                 f"it has {max(0.0, deadline - now) * 1e3:.1f} ms",
                 # Alone it would be late again.
-                max(late, self._waiting.rest_s()) if self.has_waiting else None,
+                max(late, self._waiting.rest_s()) if self.waiting else None,
             )
         return end
 
@@ -177,7 +172,7 @@ class Engine:
 
     async def _run_batches(self) -> None:
         while True:
-            if not len(self._waiting):
+            if not self.waiting:
                 self._wake.clear()
                 self._looks.clear()
                 await self._wake.wait()
@@ -198,7 +193,7 @@ class Engine:
             await self._look_at_sockets()
             if size is not None:
                 # Answers and refusals take until the next batch, which those that wait feel.
-                turn = time.monotonic() if len(self._waiting) else ended
+                turn = time.monotonic() if self.waiting else ended
                 self._predictor.observe(*size, ended - began, turn - began)
 
     async def _look_at_sockets(self) -> None:

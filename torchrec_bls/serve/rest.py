@@ -109,7 +109,7 @@ class RestApplication:
     def _guess(self, ticket: Ticket, announced: int | None) -> None:
         """Refuses JSON before it is parsed, if others wait and it may be too much."""
         engine = self._desk.engine
-        if announced is not None and engine.has_waiting:
+        if announced is not None and engine.waiting:
             numbers = announced // _NUMBER_BYTES
             samples = numbers // max(1, len(engine.inputs.features))
             engine.check(samples, numbers, engine.deadline(ticket.arrived, None))

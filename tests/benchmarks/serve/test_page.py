@@ -25,6 +25,7 @@ def level(in_time_rate: float, refused: int) -> dict[str, Any]:
         "offered": 1000,
         "answers_ms": {"p50": 2.04, "p99": 9.0, "p99.9": 12.0},
         "refusals_p99_ms": 3.21 if refused else None,
+        "early_refusals_p99_ms": 1.23 if refused else None,
         "server_cores": {"median": 0.9},
         "generator_cores": {"median": 0.125},
     }
@@ -49,7 +50,7 @@ def test_levels_stand_in_order_with_the_capacity_among_them() -> None:
         ["100", "400", "398"],
         ["300", "1200", "390"],
     ]
-    assert rows[2][4:] == ["0.25", "70.0", "2", "2.0", "9.0", "12.0", "3.2", "0.90", "0.12"]
+    assert rows[2][4:] == ["0.25", "70.0", "2", "2.0", "9.0", "12.0", "3.2", "1.2", "0.90", "0.12"]
 
 
 def test_refreshes_stand_beside_copies() -> None:

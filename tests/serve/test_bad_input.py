@@ -360,6 +360,10 @@ GRPC_ROWS: dict[str, tuple[Any, str]] = {
         of_grpc(lambda m: m.inputs[1].shape.__setitem__(0, -3)),
         "'user'",
     ),
+    "a shape of many sizes": (
+        of_grpc(lambda m: m.inputs[1].shape.extend([1] * 100_000)),
+        "100002 dimensions",
+    ),
     "an unknown datatype": (of_grpc(lambda m: setattr(m.inputs[1], "datatype", "BYTES")), "'user'"),
     # More than gRPC's callers would take as the text of an error.
     "a name of 100,000 letters": (

@@ -18,7 +18,7 @@ from torchrec_bls.serve.desk import Desk
 from torchrec_bls.serve.heads import RequestHead, TensorHead
 from torchrec_bls.serve.inputs import DTYPES
 from torchrec_bls.serve.json_heads import reply_parameters
-from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
+from torchrec_bls.serve.outcomes import RequestError, bad
 from torchrec_bls.serve.raw_contents import split
 from torchrec_bls.serve.serving_facts import ServingFacts
 from torchrec_bls.serve.waiting import Answer
@@ -26,6 +26,8 @@ from torchrec_bls.serve.waiting import Answer
 _SERVICE = "inference.GRPCInferenceService"
 # Bytes of a message beside the tensors.
 _HEAD_BYTES = 1 << 20
+# Dimensions of a tensor whose shape is read: no tensor has more than two.
+_MOST_DIMENSIONS = 8
 # Field of InferTensorContents for each datatype.
 _TYPED = {"FP32": "fp32_contents", "INT64": "int64_contents", "INT32": "int_contents"}
 _Method = Callable[[bytes, Any], Awaitable[bytes]]
@@ -78,7 +80,7 @@ class GrpcService:
             with self._desk.request("grpc") as ticket:
                 text, raw = split(message)
                 request = _parsed(messages.ModelInferRequest, text)
-                self._check_model(request.model_name)
+                self._facts.check_name(request.model_name)
                 ticket.admit(_head(request, context.time_remaining()))
                 answer = await ticket.answer(_contents(request, raw))
                 return _reply(request, answer, self._facts.name)
@@ -105,16 +107,10 @@ class GrpcService:
 
     async def _model_metadata(self, message: bytes, context: Any) -> bytes:
         try:
-            self._check_model(_parsed(messages.ModelMetadataRequest, message).name)
+            self._facts.check_name(_parsed(messages.ModelMetadataRequest, message).name)
         except RequestError as error:
             await _abort(context, error)
         return _bytes(messages.ModelMetadataResponse(**self._facts.model_metadata()))
-
-    def _check_model(self, name: str) -> None:
-        if name != self._facts.name:
-            raise RequestError(
-                Outcome.UNKNOWN, f"no model '{name}' is served, but '{self._facts.name}'"
-            )
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
@@ -148,6 +144,8 @@ def _head(request: Any, remaining_s: float | None) -> RequestHead:
             if given.WhichOneof("parameter_choice") != "bool_param":
                 raise bad(f"parameter 'broadcast' of tensor '{each.name}' must be a boolean")
             broadcast = given.bool_param
+        if len(each.shape) > _MOST_DIMENSIONS:
+            raise bad(f"tensor '{each.name}' has {len(each.shape)} dimensions")
         tensors.append(TensorHead(each.name, each.datatype, tuple(each.shape), broadcast))
     return RequestHead(request.id, timeout_us, request.model_version, tuple(tensors))
 
@@ -168,13 +166,13 @@ def _contents(request: Any, raw: list[memoryview]) -> list[NDArray[Any]]:
                 )
             arrays.append(np.frombuffer(raw[number], dtype=dtype))
             continue
-        array = np.array(getattr(tensor.contents, _TYPED[tensor.datatype]), dtype=dtype)
-        if array.size != count:
+        typed = getattr(tensor.contents, _TYPED[tensor.datatype])
+        if len(typed) != count:
             raise bad(
-                f"tensor '{tensor.name}' has {array.size} elements in "
+                f"tensor '{tensor.name}' has {len(typed)} elements in "
                 f"{_TYPED[tensor.datatype]}, but its shape {list(tensor.shape)} has {count}"
             )
-        arrays.append(array)
+        arrays.append(np.array(typed, dtype=dtype))
     return arrays
 
 

@@ -77,7 +77,7 @@ class RestApplication:
         with self._desk.request("http") as ticket:
             if scope["method"] != "POST":
                 raise RequestError(Outcome.WRONG_METHOD, "inference requests are POSTs")
-            self._check_model(model)
+            self._facts.check_name(model)
             headers = dict(scope["headers"])
             if headers.get(b"content-encoding", b"identity") != b"identity":
                 raise bad("Content-Encoding: send the body as it is")
@@ -123,7 +123,7 @@ class RestApplication:
         await _respond(send, *page())
 
     def _of_model(self, name: str, version: str | None, ready: str | None) -> _Page:
-        self._check_model(name)
+        self._facts.check_name(name)
         if version and version != self._desk.engine.version:
             raise RequestError(Outcome.UNKNOWN, f"version '{version}' is not served")
         return self._readiness if ready else lambda: _json(200, self._facts.model_metadata())
@@ -133,12 +133,6 @@ class RestApplication:
         if problem:
             return _json(503, {"ready": False, "error": problem})
         return _json(200, {"ready": True})
-
-    def _check_model(self, name: str) -> None:
-        if name != self._facts.name:
-            raise RequestError(
-                Outcome.UNKNOWN, f"no model '{name}' is served, but '{self._facts.name}'"
-            )
 
 
 class _Body:

@@ -10,6 +10,7 @@ from torchrec_bls.serve.engine import Engine
 from torchrec_bls.serve.keeper_process import Refreshes
 from torchrec_bls.serve.observer import Observer
 from torchrec_bls.serve.openapi import openapi
+from torchrec_bls.serve.outcomes import Outcome, RequestError
 from torchrec_bls.serve.page import page
 
 
@@ -44,6 +45,11 @@ class ServingFacts:
         self._state = state
         self._refreshes = refreshes
         self._began = time.time()
+
+    def check_name(self, model: str) -> None:
+        """Raises RequestError unless a model is the one that is served."""
+        if model != self.name:
+            raise RequestError(Outcome.UNKNOWN, f"no model '{model}' is served, but '{self.name}'")
 
     def why_not_ready(self) -> str:
         """Returns why requests would be refused now; empty if they would not."""

@@ -302,7 +302,7 @@ has_guest = PATH="$$PATH:/usr/sbin:/sbin"; command -v qemu-system-x86_64 && comm
 define install
 $(1)/python -m pip install 'pip>=25.1'
 $(1)/python -m pip install --group $(2) $$($(1)/python torchrec_bls/_trios.py $(3))
-$(1)/python -m pip install --no-deps $$($(1)/python torchrec_bls/_trios.py --torchrec $(3))
+$(1)/python -m pip install --no-deps --group alone $$($(1)/python torchrec_bls/_trios.py --torchrec $(3))
 endef
 
 # One build of the core serves the package, the C++ tests and the benchmarks.

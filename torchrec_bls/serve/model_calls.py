@@ -80,7 +80,7 @@ class ModelCalls:
             except Exception as error:
                 cause = error
             else:
-                return columns
+                return int(columns)
         raise ValueError(
             f"the number of dense features is none of {sizes}, which the model's layers suggest: "
             "give it as dense_features (--dense-features)"

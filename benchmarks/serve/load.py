@@ -1,0 +1,92 @@
+"""The service under load: its capacity, and what it does below and above it.
+
+The service has one core, the generator another one.
+"""
+
+import functools
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import record
+from benchmarks.harness.statistics import Spread
+from benchmarks.serve import model, shape
+from benchmarks.serve.capacity import Run, capacity, valid
+from benchmarks.serve.generator import Generator, Load, open_inference
+from benchmarks.serve.outcome import PERCENTILES, REFUSALS, Outcome, latency_ms, table
+from benchmarks.serve.page import load_section
+from benchmarks.serve.service import GENERATOR_CORE, served
+
+#: Shares of the capacity.
+LEVELS = (0.5, 0.8, 1.5, 3.0)
+BUILDS = {"float": "build", "INT8": "build_int8"}
+FULL = {"rows": shape.ROWS, "first": 200.0, "step_s": 10.0, "run_s": 20.0, "repetitions": 3}
+# Without a search: it shows that all runs.
+QUICK = {"rows": shape.QUICK_ROWS, "first": 50.0, "step_s": 0.0, "run_s": 0.5, "repetitions": 1}
+
+
+def measure(build: str, checkpoint: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Capacity of one kind of tables, and levels of it."""
+    first, run_s = settings["first"], settings["run_s"]
+    result: dict[str, Any] = {"capacity": first, "levels": []}
+    with served(build, checkpoint) as service:
+        load = Load(
+            service.url,
+            open_inference(service.url),
+            settings["rows"],
+            GENERATOR_CORE,
+            servers=service.processes,
+        )
+        with Generator(load) as generator:
+            warm = generator.run(first / 4, run_s)
+            if not warm.in_time + warm.late:
+                raise RuntimeError(f"the service answers nothing:\n{table(warm)}")
+            run: Run = generator.run
+            if settings["step_s"]:
+                found = capacity(run, first, settings["step_s"], run_s)
+                result |= {
+                    "capacity": found.rate,
+                    "searched": found.searched,
+                    "confirmed": _summary(found.confirmed),
+                }
+                run = functools.partial(valid, generator.run)
+            for level in LEVELS:
+                rate = level * result["capacity"]
+                outcomes = [run(rate, run_s, seed) for seed in range(settings["repetitions"])]
+                result["levels"].append({"level": level, "rate": rate, **_summary(outcomes)})
+    return result
+
+
+def _summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    """What the runs of a level have done; latencies are over all of them."""
+    answers = {f"p{percent:g}": latency_ms(outcomes, percent, 200) for percent in PERCENTILES}
+    return {
+        "in_time_rate": Spread([each.in_time_rate for each in outcomes]),
+        "late_percent": Spread([100 * each.late_share for each in outcomes]),
+        "refused": sum((Counter(each.refused) for each in outcomes), Counter()),
+        "failed": sum((Counter(each.failed) for each in outcomes), Counter()),
+        "offered": sum(each.offered for each in outcomes),
+        "answers_ms": answers,
+        "refusals_p99_ms": latency_ms(outcomes, 99, *REFUSALS),
+        "lag_p99_ms": Spread([each.lag_p99_ms for each in outcomes]),
+        "generator_cores": Spread([each.generator_s / each.seconds for each in outcomes]),
+        "server_cores": Spread([each.server_s / each.seconds for each in outcomes]),
+    }
+
+
+def main() -> None:
+    arguments = record.parser(__doc__, quick="small tables, some seconds").parse_args()
+    settings: dict[str, Any] = QUICK if arguments.quick else FULL
+    before = record.environment()
+    results = []
+    with tempfile.TemporaryDirectory(prefix="bls-serve-") as folder:
+        checkpoint = Path(folder) / "checkpoint"
+        model.write_checkpoint(checkpoint, settings["rows"])
+        for tables, build in model.BUILDS[settings["rows"]].items():
+            results.append({"tables": tables, **measure(build, checkpoint, settings)})
+    record.publish(arguments.json, "serving", before, settings, results, load_section)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Tables of the service under load, and of its refreshes."""
+
+from typing import Any
+
+from benchmarks.harness import page
+from benchmarks.harness.record import Record
+from benchmarks.serve import shape
+from benchmarks.serve.outcome import PERCENTILES
+
+
+def load_section(record: Record) -> str:
+    """What becomes of requests at shares of the capacity."""
+    rows = []
+    for result in record["results"]:
+        at_capacity = {"level": 1.0, "rate": result["capacity"], **result.get("confirmed", {})}
+        levels = [*result["levels"], *([at_capacity] if "confirmed" in result else [])]
+        levels.sort(key=lambda level: float(level["level"]))
+        rows += [_row(result["tables"], level) for level in levels]
+    header = [
+        *("tables", "% of the capacity", "requests/s", "in time/s", "late, %", "refused, %"),
+        *("failed", *(f"p{percent:g}" for percent in PERCENTILES), "refusals, p99"),
+        *("service", "generator"),
+    ]
+    settings = record["settings"]
+    return page.section(
+        record,
+        f"At most {1000 * shape.DEADLINE_S:g} ms from the intended send are in time; late is a "
+        "share of the answers, refused of the requests. Latencies in ms, over "
+        f"{settings['repetitions']} runs of {settings['run_s']:g} s; CPU of the service and of the "
+        "generator in cores; else medians:",
+        page.table(header, rows),
+    )
+
+
+def refresh_section(record: Record) -> str:
+    """Answers during refreshes, and latencies beside those of a run without."""
+    settings, results = record["settings"], record["results"]
+    rows = []
+    for title, key in (("refreshes", "refreshed"), ("copies of as many bytes", "beside")):
+        run = results[key]
+        rows.append(
+            [
+                title,
+                run["offered"],
+                run["in_time"],
+                run["late"],
+                sum(run["refused"].values()),
+                sum(run["failed"].values()),
+                *(_ms(run["answers_ms"][f"p{percent:g}"]) for percent in PERCENTILES),
+                f"{run['server_cores']:.2f}",
+            ]
+        )
+    checked = (
+        f"{settings['tables']} tables, {settings['rate']:g} requests/s for "
+        f"{settings['seconds']:g} s, {results['written']} checkpoints, one every "
+        f"{settings['every_s']:g} s. {len(results['versions'])} versions have answered. "
+        f"{results['wrong']} of {results['answers']} answers differ from the named version's by "
+        f"more than 1e-6; the largest difference is {results['largest_difference']:.1e}."
+    )
+    header = ["beside", "requests", "in time", "late", "refused", "failed"]
+    header += [*(f"p{percent:g}, ms" for percent in PERCENTILES), "service, cores"]
+    return page.section(record, checked, page.table(header, rows))
+
+
+def _row(tables: str, level: dict[str, Any]) -> list[object]:
+    refused = 100 * sum(level["refused"].values()) / max(1, level["offered"])
+    return [
+        tables,
+        f"{100 * level['level']:.0f}",
+        f"{level['rate']:.0f}",
+        f"{level['in_time_rate']['median']:.0f}",
+        f"{level['late_percent']['median']:.2f}",
+        f"{refused:.1f}",
+        sum(level["failed"].values()),
+        *(_ms(level["answers_ms"][f"p{percent:g}"]) for percent in PERCENTILES),
+        _ms(level["refusals_p99_ms"]),
+        f"{level['server_cores']['median']:.2f}",
+        f"{level['generator_cores']['median']:.2f}",
+    ]
+
+
+def _ms(latency: float | None) -> str:
+    return "" if latency is None else f"{latency:.1f}"

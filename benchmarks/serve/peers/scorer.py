@@ -18,7 +18,9 @@ class Scorer:
 
     def __init__(self, serving: Serving) -> None:
         torch.set_num_threads(1)
-        self._model = model.load(Path(serving.checkpoint), serving.rows, serving.int8)
+        self._model = model.load(
+            Path(serving.checkpoint), serving.rows, int8=serving.tables == "INT8"
+        )
         bodies = [
             wire.encode(request, "/").partition(b"\r\n\r\n")[2]
             for request in traffic.requests(_WARM_UP_BATCHES, serving.rows, seed=1)

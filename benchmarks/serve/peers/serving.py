@@ -1,4 +1,4 @@
-"""What a peer's server is told: by one environment variable, since each has its own command line."""
+"""What a peer's server is told, by one variable, since each has a command line of its own."""
 
 import dataclasses
 import json
@@ -27,9 +27,9 @@ class Serving:
     """One start of a peer's server.
 
     Attributes:
-        checkpoint: weights, as `model.write_checkpoint` writes them.
+        checkpoint: folder of the weights, as `model.write_checkpoint` writes them.
         rows: of each table.
-        int8: whether its tables are INT8.
+        tables: what they hold, "float" or "INT8".
         port: on 127.0.0.1.
         batching: how it makes batches.
         deadline_ms: what is later than this is refused, where the peer can.
@@ -38,11 +38,11 @@ class Serving:
 
     checkpoint: str
     rows: int
-    int8: bool
+    tables: str
     port: int
     batching: Batching
     deadline_ms: int
-    queue: int | None = None
+    queue: int | None
 
     def environment(self) -> dict[str, str]:
         """The variable that tells it."""
@@ -53,5 +53,3 @@ def told() -> Serving:
     """What this process was told."""
     fields = json.loads(os.environ[_VARIABLE])
     return Serving(**{**fields, "batching": Batching(**fields["batching"])})
-
-

@@ -1,6 +1,5 @@
 """Requests and scores of the peers as bytes: the samples' number, then the arrays as they are."""
 
-import pickle
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,25 +9,12 @@ from benchmarks.serve import shape
 from benchmarks.serve.encoding import post
 from benchmarks.serve.traffic import Request
 
-#: What BentoML reads as a pickle.
-PICKLE = "application/vnd.bentoml+pickle"
-
 
 def encode(request: Request, path: str) -> bytes:
     """A POST: int32 B, then dense, lengths and values, little-endian."""
-    return post(path, _body(request))
-
-
-def encode_pickled(request: Request, path: str) -> bytes:
-    """A POST of the same bytes in a pickle, as the only one of a list: what BentoML joins."""
-    body = pickle.dumps({"bodies": [_body(request)]}, protocol=5)
-    return post(path, body, {"Content-Type": PICKLE})
-
-
-def _body(request: Request) -> bytes:
     samples = np.array(len(request.dense), dtype="<i4")
     arrays = (samples, request.dense, request.lengths, request.values)
-    return b"".join(array.tobytes() for array in arrays)
+    return post(path, b"".join(array.tobytes() for array in arrays))
 
 
 def joined(bodies: Sequence[bytes]) -> Request:
@@ -71,9 +57,3 @@ def parted(scores: npt.NDArray[np.float32], bodies: Sequence[bytes]) -> list[byt
 def scores_of(response: bytes) -> npt.NDArray[np.float32]:
     """The scores in a whole response with status 200, [B]."""
     return np.frombuffer(response.partition(b"\r\n\r\n")[2], "<f4")
-
-
-def pickled_scores_of(response: bytes) -> npt.NDArray[np.float32]:
-    """The scores in a response to `encode_pickled`, [B]."""
-    (scores,) = pickle.loads(response.partition(b"\r\n\r\n")[2])
-    return np.frombuffer(scores, "<f4")

@@ -32,6 +32,8 @@ def test_the_snippet_is_of_the_quickstart() -> None:
 @pytest.mark.parametrize("page", [README, ROOT / "docs/guide.md"], ids=lambda page: page.name)
 def test_ci_runs_every_command(page: Path) -> None:
     steps = re.findall(r"^step (.*)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    if ".ci/serve_demo" in steps:
+        steps += [line.strip() for line in (ROOT / ".ci" / "serve_demo").read_text().splitlines()]
     # `make test-slow` runs the commands of tutorials.
     for tutorial in map(read, (ROOT / "docs" / "tutorials").glob("*.md")):
         steps += [line for command in tutorial.commands for line in command.script.splitlines()]

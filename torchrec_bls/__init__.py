@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         BLSQuantEmbeddingBagCollectionSharder,
         BLSQuantEmbeddingCollectionSharder,
     )
+    from torchrec_bls.serve.contract import Contract
+    from torchrec_bls.serve.service import Service
 
 __all__ = [
     "Arrival",
@@ -55,12 +57,14 @@ __all__ = [
     "BoundedLagPipeline",
     "ChannelStats",
     "CodecConfig",
+    "Contract",
     "Decay",
     "EndTogether",
     "ErrorBound",
     "Keeper",
     "Offer",
     "Publication",
+    "Service",
     "ServingState",
     "VerbsConfig",
     "Watch",
@@ -96,9 +100,11 @@ _FOR_TORCHREC = {
     "BLSQuantEmbeddingCollectionSharder": ".quant.sharder",
     "BoundedLagPipeline": ".pipeline",
     "CodecConfig": ".distributed.codec_config",
+    "Contract": ".serve.contract",
     "Keeper": ".direct.keeping.keeper",
     "Offer": ".direct.offers.offer",
     "Publication": ".direct.serving.publisher",
+    "Service": ".serve.service",
     "ServingState": ".direct.serving.serving_state",
     "Watch": ".direct.keeping.watch",
     "attach": ".direct.offers.attach",

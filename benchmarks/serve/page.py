@@ -4,7 +4,6 @@ from typing import Any
 
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
-from benchmarks.serve import shape
 from benchmarks.serve.outcome import PERCENTILES
 
 
@@ -24,8 +23,8 @@ def load_section(record: Record) -> str:
     settings = record["settings"]
     return page.section(
         record,
-        f"At most {1000 * shape.DEADLINE_S:g} ms from the intended send are in time; late is a "
-        "share of the answers, refused of the requests. Latencies in ms, over "
+        f"At most {1000 * settings['deadline_s']:g} ms from the intended send are in time; late is "
+        "a share of the answers, refused of the requests. Latencies in ms, over "
         f"{settings['repetitions']} runs of {settings['run_s']:g} s; CPU of the service and of the "
         "generator in cores; else medians:",
         page.table(header, rows),

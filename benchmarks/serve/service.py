@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import ROOT
+from benchmarks.serve.generator import Load, open_inference
 from benchmarks.serve.scheduling import family
 
 #: Of the service, and of the generator.
@@ -35,6 +36,11 @@ class Service:
 
     url: str
     processes: list[int]
+
+    def load(self, rows: int, deadline_s: float) -> Load:
+        """What a generator offers it, with ids of tables of so many rows."""
+        encode = open_inference(self.url, deadline_s)
+        return Load(self.url, encode, rows, GENERATOR_CORE, deadline_s, servers=self.processes)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,12 @@ def drawing() -> Drawing:
         picture.arrow((x, 42), (x, 66))
     picture.frame(10, 70, 548, 210, "torchrec_bls: Python")
     for x, y, width, text in (
-        (24, 100, 350, "cli, launch, doctor, observe\ncommands, hosts, who waits"),
+        (
+            24,
+            100,
+            350,
+            "cli, serve, launch, doctor, observe\ncommands, an endpoint, hosts, who waits",
+        ),
         (384, 100, 160, "overlap\ndense gradients"),
         (24, 160, 170, "pipeline, direct, quant\nrequests in, answers out"),
         (204, 160, 340, "distributed\nTorchRec's sharded modules"),

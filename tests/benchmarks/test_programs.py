@@ -16,6 +16,7 @@ import pytest
         "exchange.hot_path",
         "modules.commits",
         "planner.study_models",
+        "serve.generator",
         "simulator.study",
         "simulator.transformer",
     ],

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.paths import ROOT
-from torchrec_bls import ChannelStats, ServingState
+from tests.serve.states import made_up_state
+from torchrec_bls import ChannelStats
 
 FOLDER = ROOT / "docs" / "guides" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
@@ -28,6 +30,9 @@ UNITS = {"short", "percentunit", "Bps", "cps", "s", "bytes"}
 def exported() -> dict[str, set[str]]:
     """Returns the labels of each sample that the collectors export."""
     from torchrec_bls.observe.prometheus import ChannelCollector, ServingCollector
+    from torchrec_bls.serve.keeper_process import Refreshes
+    from torchrec_bls.serve.observer import Observer, WorkCollector
+    from torchrec_bls.serve.predictor import Costs
 
     stats = ChannelStats(
         messages=1,
@@ -43,34 +48,14 @@ def exported() -> dict[str, set[str]]:
     channel: Any = SimpleNamespace(name="ids", rank=0, stats=lambda: stats)
     registry = CollectorRegistry()
     registry.register(ChannelCollector(lambda: [channel]))
-    state = ServingState(
-        rank=0,
-        version="1",
-        serial=1,
-        published=1.7e9,
-        age=3.0,
-        publish_seconds=1.0,
-        bytes_written=1,
-        bytes_reused=1,
-        announced="2",
-        announced_serial=2,
-        pending={},
-        missing=(),
-        owners=2,
-        owners_gone=(1,),
-        readers=(),
-        readers_behind={},
-        uncounted=False,
-        failed_publishes=0,
-        drained_for="",
-        problem="",
-        rows_read=(7, 8),
-        refused_batches=0,
-        replaced_ids=0,
-        small_page_bytes=0,
-    )
-    registry.register(ServingCollector(lambda: state))
-    samples = [sample for family in registry.collect() for sample in family.samples]
+    registry.register(ServingCollector(lambda: made_up_state(rank=0, owners_gone=(0,))))
+    observer = Observer(lambda: None)
+    observer.add(WorkCollector(lambda: 0, lambda: Costs(1.0, 1.0, 1.0), Refreshes))
+    families = [
+        *registry.collect(),
+        *text_string_to_metric_families(observer.exposition().decode()),
+    ]
+    samples = [sample for family in families for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 
 
@@ -105,6 +90,13 @@ def test_every_label_is_of_a_metric_beside_it() -> None:
         labels = set().union(*(known.get(name, set()) for name in metrics)) | ADDED
         for clause in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):
             assert set(clause.split(", ")) <= labels, place
+
+
+def test_the_page_says_what_each_outcome_means() -> None:
+    from torchrec_bls.serve.outcomes import Outcome
+
+    page = PAGES[0].read_text()
+    assert [each.label for each in Outcome if f"`{each.label}`" not in page] == []
 
 
 @pytest.mark.parametrize("opening, closing", ["()", "[]", "{}"])

@@ -1,5 +1,6 @@
 """Tutorials do what they say: their blocks run as they stand and print what the page shows."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,29 @@ def test_a_failing_command_fails(tmp_path: Path) -> None:
     page = page_of("```sh\nfalse\necho 1\n```\n", tmp_path)
     with pytest.raises(Exception, match="exit status 1"):
         list(run(read(page), tmp_path))
+
+
+def test_what_runs_on_serves_the_commands_after_it_and_ends_with_them(tmp_path: Path) -> None:
+    begun, after = "sleep 300 > sleep.log 2>&1 &\necho $!", "kill -0 $(cat pid) && echo runs"
+    tutorial = read(page_of(f"```sh\n{begun}\n```\n```sh\n{after}\n```\n", tmp_path))
+    commands = run(tutorial, tmp_path)
+    _, printed = next(commands)
+    (tmp_path / "pid").write_text(printed)
+    _, listed = next(commands)
+    assert listed == "runs\n"
+    assert list(commands) == []
+    end = time.monotonic() + 5
+    while is_running(int(printed)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_running(process: int) -> bool:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"  # ended, and nobody asked how
 
 
 def test_lines_are_looked_for_in_their_order() -> None:

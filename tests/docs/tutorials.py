@@ -2,9 +2,11 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +70,8 @@ def read(page: Path) -> Tutorial:
 
 
 def run(tutorial: Tutorial, folder: Path) -> Iterator[tuple[Command, str]]:
-    """Writes the files and runs the commands; yields each with what it printed.
+    """Writes the files and runs the commands; yields each with what it printed. What they leave
+    running is killed at the end.
 
     Raises:
         subprocess.SubprocessError: a command failed, or took too long.
@@ -76,19 +79,27 @@ def run(tutorial: Tutorial, folder: Path) -> Iterator[tuple[Command, str]]:
     for name, text in tutorial.files.items():
         (folder / name).write_text(text)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for command in tutorial.commands:
-        shell = ["bash", "-euo", "pipefail", "-c", command.script]
-        done = subprocess.run(
-            shell,
-            cwd=folder,
-            env={**os.environ, "PATH": path},
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=DEADLINE,
-        )
-        print(done.stdout)
-        done.check_returncode()
-        yield command, done.stdout
+    with ExitStack() as left:
+        for command in tutorial.commands:
+            process = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", command.script],
+                cwd=folder,
+                env={**os.environ, "PATH": path},
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            left.callback(_kill_group, process.pid)
+            printed, _ = process.communicate(timeout=DEADLINE)
+            print(printed)
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, command.script)
+            yield command, printed
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def missing_line(expected: str, printed: str) -> str | None:

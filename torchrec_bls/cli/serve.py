@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+_MIB = 1 << 20
+
 
 def add_command(commands: Any) -> None:
     """Adds the sub-command to a command's parser."""
@@ -18,24 +20,94 @@ def add_command(commands: Any) -> None:
         help="serve a model over HTTP and gRPC, each request within its deadline",
         description="Serves a model by the Open Inference Protocol v2. A request is answered by "
         "its deadline, or refused early. A process of its own keeps the tables, and refreshes them "
-        "from a directory. Needs the extra 'serve'. Exit status 1: the model can't be served.",
+        "from a directory. GET / shows how the service does, GET /v2/models/NAME what a request "
+        "has to bring. SIGTERM and Ctrl-C end it. There is no encryption and no authentication: "
+        "put a proxy in front. Needs the extra 'serve'. Exit status 1: the model can't be served.",
     )
-    add = parser.add_argument
-    add("model", nargs="?", metavar="MODULE:FUNCTION", help="function that returns the model")
-    add("--checkpoint", type=Path, metavar="PATH", help="weights of the model")
-    add("--demo", action="store_true", help="serve a model of the package with random weights")
-    add("--watch", type=Path, metavar="DIR", help="serve new checkpoints of a directory")
-    add("--drain", action="store_true", help="hold no two versions at once, and refuse meanwhile")
-    add("--deadline-ms", type=float, default=20.0, help="deadline of requests without one (20)")
-    add("--max-samples", type=int, default=2048, help="samples of a request, at most (2048)")
-    add("--max-body-mib", type=float, default=16.0, help="body of a request, at most (16)")
-    add("--name", help="name of the model in requests (default: of its module)")
-    add("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
-    add("--port", type=int, default=8000, help="port for HTTP (8000)")
-    add("--grpc-port", type=int, default=8001, help="port for gRPC (8001); 0: no gRPC")
-    add("--socket", type=Path, metavar="PATH", help="where other processes attach to the tables")
-    add("--dense-features", type=int, help="dense features of the model (default: found)")
-    add("--access-log", action="store_true", help="write a line for each request")
+    model = parser.add_argument_group("model").add_argument
+    model(
+        "model",
+        nargs="?",
+        metavar="MODULE:FUNCTION",
+        help="function without arguments that returns the model, not sharded; its tables may be "
+        'quantized, and on the device "meta"',
+    )
+    model(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="all weights of the model: a folder of torch.distributed.checkpoint, or a file of "
+        "torch.save or safetensors",
+    )
+    model(
+        "--demo",
+        action="store_true",
+        help="serve a model that comes with the package, with random weights, instead",
+    )
+    model("--name", help="name of the model in requests (default: that of its module)")
+    model(
+        "--dense-features",
+        type=int,
+        metavar="N",
+        help="dense features of the model (default: found by calls)",
+    )
+    promise = parser.add_argument_group("promise").add_argument
+    promise(
+        "--deadline-ms",
+        type=float,
+        default=20.0,
+        metavar="MS",
+        help="deadline of a request that has none of its own (default: %(default)g)",
+    )
+    promise(
+        "--max-samples",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="samples that a request may have (default: %(default)s)",
+    )
+    promise(
+        "--max-body-mib",
+        type=float,
+        default=16.0,
+        metavar="MIB",
+        help="size that the body of a request may have (default: %(default)g)",
+    )
+    refreshes = parser.add_argument_group("refreshes").add_argument
+    refreshes(
+        "--watch",
+        type=Path,
+        metavar="DIR",
+        help="serve each new checkpoint of this directory once it is complete and has passed a "
+        "made-up request",
+    )
+    refreshes(
+        "--drain",
+        action="store_true",
+        help="let go of a version before the next one is made, on a host without memory for two; "
+        "requests are refused meanwhile",
+    )
+    place = parser.add_argument_group("where").add_argument
+    place("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    place("--port", type=int, default=8000, help="port for HTTP (default: %(default)s)")
+    place(
+        "--grpc-port",
+        type=int,
+        default=8001,
+        metavar="PORT",
+        help="port for gRPC, 0 for none (default: %(default)s)",
+    )
+    place(
+        "--socket",
+        type=Path,
+        metavar="PATH",
+        help="socket through which other processes of the host attach to the tables",
+    )
+    place(
+        "--access-log",
+        action="store_true",
+        help="write a line for each request to standard error, JSON",
+    )
     parser.set_defaults(command=_serve)
 
 
@@ -51,21 +123,14 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _run_service(options: argparse.Namespace) -> None:
-    # The model's module may use the package, of which the command has imported no more than needed.
-    package = sys.modules["torchrec_bls"]
-    assert package.__spec__ is not None and package.__spec__.loader is not None
-    package.__spec__.loader.exec_module(package)
     if options.demo == (options.model is not None):
-        raise ValueError("give MODULE:FUNCTION, or --demo")
+        raise ValueError("give MODULE:FUNCTION, such as 'ranker:build', or --demo")
     if options.demo == (options.checkpoint is not None):
-        raise ValueError("give the weights of MODULE:FUNCTION as --checkpoint PATH")
-    try:
-        from torchrec_bls.serve.contract import Contract
-        from torchrec_bls.serve.service import Service
-    except ImportError as error:
-        raise ImportError(
-            f"{error}: the service needs more packages, pip install 'torchrec-bls[serve]'"
-        ) from error
+        raise ValueError("give --checkpoint PATH with MODULE:FUNCTION, and not with --demo")
+    _import_package()
+    from torchrec_bls.serve.contract import Contract
+    from torchrec_bls.serve.service import Service
+
     with ExitStack() as stack:
         if options.demo:
             from torchrec_bls.serve import demo
@@ -80,7 +145,7 @@ def _run_service(options: argparse.Namespace) -> None:
             build,
             checkpoint,
             contract=Contract(
-                options.deadline_ms, options.max_samples, int(options.max_body_mib * (1 << 20))
+                options.deadline_ms, options.max_samples, int(options.max_body_mib * _MIB)
             ),
             watch=options.watch,
             drain=options.drain,
@@ -94,12 +159,31 @@ def _run_service(options: argparse.Namespace) -> None:
         ).run()
 
 
+def _import_package() -> None:
+    # The model's module may use the package, of which the command has imported no more than needed.
+    package = sys.modules["torchrec_bls"]
+    if "__all__" not in vars(package):
+        assert package.__spec__ is not None and package.__spec__.loader is not None
+        package.__spec__.loader.exec_module(package)
+    from torchrec_bls._contract import check_torchrec
+
+    check_torchrec()
+
+
 def _function(place: str) -> Callable[[], Any]:
     module, colon, name = place.partition(":")
-    if not colon or not name:
+    if not (module and colon and name):
         raise ValueError(f"'{place}' is no MODULE:FUNCTION, such as 'ranker:build'")
     sys.path.insert(0, "")  # as `python -m` has it
-    found = getattr(importlib.import_module(module), name, None)
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports another one that is not
+        raise ValueError(
+            f"no module '{error.name}' in {Path.cwd()} or among the installed packages: change to "
+            "the folder that has it, or set PYTHONPATH"
+        ) from None
     if not callable(found):
         raise ValueError(f"module '{module}' has no function '{name}'")
     function: Callable[[], Any] = found

@@ -46,5 +46,12 @@ class QuantInputCheck(InputCheck):
                     f"the KeyedJaggedTensor has {found}, but FBGEMM's weighted quantized lookups "
                     "take float32"
                 )
+        return super()._checked(features)
+
+
+class FullQuantInputCheck(QuantInputCheck):
+    """Accepts the same, and gives each sample its ids where the batch has a size per key."""
+
+    def _checked(self, features: object) -> CheckedBatch:
         # Rows travel once for each distinct id, however many samples have it.
         return super()._checked(features).in_full(self._rows_by_feature)

@@ -15,7 +15,7 @@ from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.distributed.lookup import Lookup
-from torchrec_bls.quant.batches import QuantInputCheck, is_weighted
+from torchrec_bls.quant.batches import FullQuantInputCheck, is_weighted
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.stored_dists import STORED, exchange_lookup
 from torchrec_bls.quant.stored_reads import direct_lookup
@@ -53,7 +53,7 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
     """
 
     is_quantized: ClassVar[bool] = True
-    _input_checks: ClassVar[type[InputCheck]] = QuantInputCheck
+    _input_checks: ClassVar[type[InputCheck]] = FullQuantInputCheck
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from torchrec_bls.direct.sharing import abandon_with
 from torchrec_bls.direct.steps import Content, content_in_memory
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.inputs.kept_features import kept
+from torchrec_bls.distributed.inputs.variable_batch import features_of_names, spread
 from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.quant.batches import NO_GRADIENTS, looked_up, needs_ids
 from torchrec_bls.quant.lookups import Lookups
@@ -77,6 +78,7 @@ class StoredReads(DirectReads[BoundModule]):
         self._lookups = lookups
         self._input_check = input_check
         self._is_sequence = not self.pooled
+        self._features = features_of_names(configs)
         self._view = self._bound_to(generation)
 
     @property
@@ -87,10 +89,15 @@ class StoredReads(DirectReads[BoundModule]):
     def output(self, batch: CheckedBatch) -> DirectEmbeddings:
         """See DirectReads."""
         self.check_serves()
-        view, features = self._view, batch.features
+        view = self._view
         if self._is_sequence:
-            features = kept(features)  # the output has its lengths, and may have its ids
+            # The output has its lengths, and may have its ids.
+            features = kept(batch.in_full(self._features.values()).features)
+        else:
+            features = batch.features
         embeddings = looked_up(view.module, features, self._input_check)
+        if batch.varying is not None and not self._is_sequence:
+            embeddings = spread(embeddings, batch.varying.inverse_indices(), self._features)
         return DirectEmbeddings(embeddings, view.generation.version)
 
     def live_content(self) -> Content:

@@ -16,6 +16,9 @@ from torchrec_bls.serve.observer import Observer
 from torchrec_bls.serve.outcomes import Outcome, RequestError
 from torchrec_bls.serve.waiting import Answer, Request
 
+# Outcomes of requests whose ends tell how good predictions are.
+_BY_TIME = Outcome.OK, Outcome.LATE, Outcome.EXPIRED
+
 
 class Ticket:
     """A request on its way.
@@ -28,6 +31,7 @@ class Ticket:
         arrived: see above.
         samples: its samples; 0 as long as they are not known.
         deadline: its deadline; infinite as long as that is not known.
+        predicted: predicted moment of its end, once it waits.
         queue_s: seconds that it waited for its batch, once it is answered.
     """
 
@@ -40,6 +44,7 @@ class Ticket:
         self.arrived = arrived
         self.samples = 0
         self.deadline = float("inf")
+        self.predicted: float | None = None
         self.queue_s: float | None = None
 
     def admit(self, head: RequestHead) -> None:
@@ -68,7 +73,7 @@ class Ticket:
         assert layout is not None
         features = self._engine.inputs.read(layout, contents)
         # Contents may have come long after the head.
-        self._engine.check(layout.samples, layout.ids, self.deadline)
+        self.predicted = self._engine.check(layout.samples, layout.ids, self.deadline)
         if self._has_left:
             raise _gone()
         asked = features if features.samples else _one_sample(features)
@@ -132,6 +137,8 @@ class Desk:
             raise
         finally:
             self._observer.ended(outcome, ticket.arrived, ticket.queue_s)
+            if ticket.predicted is not None and outcome in _BY_TIME:
+                self.engine.ended(ticket.predicted)
             if self._log is not None:
                 seconds = time.monotonic() - ticket.arrived
                 self._log.write(protocol, outcome, seconds, ticket.samples, ticket.queue_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,12 @@ from torchrec_bls.serve.waiting import Answer, Part, Request, Waiting, joined
 # Turns of the event loop between two batches: answers are written and heads are read in the first,
 # and those heads are admitted or refused in the second.
 _TURNS = 2
+# The last look is not over, and the one before has found the requests that are read now.
+_LOOKS = 3
+# Requests that may wait at most: each that comes is compared with all of them.
+_MOST_WAITING = 1024
+# Seconds without a batch after which a correction of predictions may be out of date.
+_OUT_OF_DATE = 1.0
 
 
 class Engine:
@@ -56,8 +63,10 @@ class Engine:
         self._observer = observer
         self._waiting = Waiting(predictor, contract.max_samples)
         self._wake = asyncio.Event()
-        # Since when nobody has looked at the sockets: a request that is found may have come then.
-        self._blind_since: float | None = None
+        # When the last looks at the sockets began, while there are batches.
+        self._looks: deque[float] = deque(maxlen=_LOOKS)
+        self._has_ended = False
+        self._last_batch = 0.0  # when it began
 
     @property
     def version(self) -> str:
@@ -67,11 +76,17 @@ class Engine:
     @property
     def has_waiting(self) -> bool:
         """Returns whether requests wait."""
-        return len(self._waiting) > 0
+        return self.waiting > 0
+
+    @property
+    def waiting(self) -> int:
+        """Returns how many requests wait."""
+        return len(self._waiting)
 
     def arrival(self) -> float:
-        """Returns the earliest moment at which a request that is found now may have arrived."""
-        return time.monotonic() if self._blind_since is None else self._blind_since
+        """Returns the earliest moment at which a request that is found now may have arrived: the
+        look at the sockets before the one that found it."""
+        return self._looks[0] if self._looks else time.monotonic()
 
     def deadline(self, arrived: float, timeout_us: int | None) -> float:
         """Returns the deadline of a request.
@@ -84,26 +99,48 @@ class Engine:
             return arrived + self.contract.deadline_ms / 1e3
         return arrived + timeout_us / 1e6
 
-    def check(self, samples: int, ids: int, deadline: float) -> None:
-        """Raises RequestError if a request can't be answered in time, or delays one that was
-        admitted.
+    def check(self, samples: int, ids: int, deadline: float) -> float:
+        """Returns the predicted end of a request.
 
         Args:
             samples: its samples.
             ids: its ids.
             deadline: its deadline.
+
+        Raises:
+            RequestError: it can't be answered in time, or delays one that was admitted; or no
+                version serves.
         """
         if self.drained_for:
             raise _drained(self.drained_for)
+        if self._has_ended:
+            raise _ended()
         now = time.monotonic()
-        late = self._waiting.lateness(samples, ids, deadline, now)
+        if len(self._waiting) >= _MOST_WAITING:
+            text = f"{len(self._waiting)} requests wait already"
+            raise RequestError(Outcome.REFUSED, text, self._waiting.rest_s())
+        end, late = self._waiting.forecast(samples, ids, deadline, now)
+        if late > 0 and now - self._last_batch > _OUT_OF_DATE and not len(self._waiting):
+            # Were all refused by a correction, no batch would ever show that it holds no more.
+            self._predictor.forget()
+            end, late = self._waiting.forecast(samples, ids, deadline, now)
         if late > 0:
             raise RequestError(
                 Outcome.REFUSED,
                 f"it would be late by {late * 1e3:.1f} ms: {len(self._waiting)} requests wait, and "
                 f"it has {max(0.0, deadline - now) * 1e3:.1f} ms",
-                max(late, self._waiting.rest_s()),
+                # Alone it would be late again.
+                max(late, self._waiting.rest_s()) if self.has_waiting else None,
             )
+        return end
+
+    def ended(self, predicted: float) -> None:
+        """Takes into account that a request ends now.
+
+        Args:
+            predicted: predicted end of the request.
+        """
+        self._predictor.observe_end(time.monotonic() - predicted)
 
     def submit(self, features: Features, deadline: float, arrived: float) -> Request:
         """Has a request wait for its batch. Whoever cancels its answer takes it back.
@@ -119,10 +156,20 @@ class Engine:
         return request
 
     async def run(self) -> None:
-        """Runs batches until it is cancelled."""
+        """Runs batches until it is cancelled. If it ends by an error, nobody waits any more."""
+        try:
+            await self._run_batches()
+        finally:
+            self._has_ended = True
+            for request in self._waiting.take_all():
+                if not request.answer.done():
+                    request.answer.set_exception(_ended())
+
+    async def _run_batches(self) -> None:
         while True:
             if not len(self._waiting):
                 self._wake.clear()
+                self._looks.clear()
                 await self._wake.wait()
                 await self._look_at_sockets()
             self._waiting.forget_answered()
@@ -131,19 +178,23 @@ class Engine:
             parts = self._waiting.next_batch(began)
             if not parts:
                 continue
-            self._blind_since = began
-            size = self._answer(parts, began)
+            self._last_batch = began
+            try:
+                size = self._answer(parts, began)
+            except BaseException:
+                self._end(parts, _ended())
+                raise
             ended = time.monotonic()
             await self._look_at_sockets()
             if size is not None:
                 # Answers and refusals take until the next batch, which those that wait feel.
-                end = time.monotonic() if len(self._waiting) else ended
-                self._predictor.observe(*size, end - began)
+                turn = time.monotonic() if len(self._waiting) else ended
+                self._predictor.observe(*size, ended - began, turn - began)
 
     async def _look_at_sockets(self) -> None:
         for _ in range(_TURNS):
+            self._looks.append(time.monotonic())
             await asyncio.sleep(0)
-        self._blind_since = None
 
     def _end_hopeless(self) -> None:
         for request in self._waiting.hopeless(time.monotonic()):
@@ -169,9 +220,10 @@ class Engine:
             return None
         except Exception as error:
             if len(parts) > 1:
-                # One of them may be the cause.
-                for part in parts:
-                    self._answer([part], began)
+                # One of them may be the cause, and is found by halves.
+                middle = len(parts) // 2
+                self._answer(parts[:middle], began)
+                self._answer(parts[middle:], began)
             else:
                 self._end(parts, RequestError(Outcome.FAILED, f"the model failed: {named(error)}"))
             return None
@@ -207,6 +259,10 @@ class Engine:
             self._waiting.discard(part.request)
             if not part.request.answer.done():
                 part.request.answer.set_exception(error)
+
+
+def _ended() -> RequestError:
+    return RequestError(Outcome.FAILED, "the service has ended: its log says why")
 
 
 def _drained(text: str) -> RequestError:

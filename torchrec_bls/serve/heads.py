@@ -6,6 +6,9 @@ forms.
 
 from dataclasses import dataclass
 
+#: Tensors that a request may have: of each one something is done in Python.
+MOST_TENSORS = 4096
+
 
 @dataclass(frozen=True)
 class TensorHead:

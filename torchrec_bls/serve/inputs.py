@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"),
 }
 _VALUES, _LENGTHS, _WEIGHTS = "INT64", "INT32", "FP32"
+# Size of a dimension at most, which lengths of 32 bits can count.
+_LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -274,7 +277,7 @@ class _Reading:
                 "several",
             )
         found = [place for place in places if place is not None]
-        ids = sum(_elements(self._tensors[place.values]) for place in found)
+        ids = sum(prod(self._tensors[place.values].shape) for place in found)
         return Layout(samples, ids, dense, found)
 
     def _dense(self) -> int:
@@ -335,10 +338,15 @@ class _Reading:
         tensor = self._tensors[number]
         if tensor.datatype != datatype:
             raise bad(f"tensor '{name}' has datatype '{tensor.datatype}', but must have {datatype}")
-        if len(tensor.shape) not in dimensions or min(tensor.shape, default=0) < 0:
+        if len(tensor.shape) not in dimensions:
             raise bad(
-                f"tensor '{name}' has shape {list(tensor.shape)}, but must have "
-                f"{' or '.join(map(str, dimensions))} dimensions"
+                f"tensor '{name}' has {len(tensor.shape)} dimensions, but must have "
+                f"{' or '.join(map(str, dimensions))}"
+            )
+        if not 0 <= min(tensor.shape) <= max(tensor.shape) <= _LARGEST:
+            raise bad(
+                f"tensor '{name}' must have sizes from 0 to {_LARGEST}, but has shape "
+                f"{list(tensor.shape)}"
             )
         return number
 
@@ -368,13 +376,6 @@ def features_in(model: nn.Module) -> tuple[tuple[Feature, ...], bool]:
             rows[name] = min(config.num_embeddings, rows.get(name, config.num_embeddings))
     features = tuple(Feature(name, count) for name, count in rows.items())
     return features, any(each.is_weighted for each in collections)
-
-
-def _elements(tensor: TensorHead) -> int:
-    count = 1
-    for size in tensor.shape:
-        count *= size
-    return count
 
 
 def _metadata(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:

@@ -3,40 +3,59 @@
 Open Inference Protocol v2, with Triton's extension of binary tensors.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from math import prod
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from torchrec_bls.serve.heads import RequestHead, TensorHead
+from torchrec_bls.serve.heads import MOST_TENSORS, RequestHead, TensorHead
 from torchrec_bls.serve.inputs import DTYPES
 from torchrec_bls.serve.outcomes import bad
 from torchrec_bls.serve.waiting import Answer
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
-class _Tensor(msgspec.Struct):
+
+# Parameters that are not known are passed over, and so is all else that is not named here.
+class _TensorParameters(msgspec.Struct, frozen=True):
+    binary_data_size: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    broadcast: bool = False
+
+
+class _Tensor(msgspec.Struct, frozen=True):
     name: str
-    shape: list[int]
+    shape: list[_Int64]
     datatype: str
-    parameters: dict[str, Any] = {}
+    parameters: _TensorParameters = _TensorParameters()
     data: msgspec.Raw = msgspec.Raw()
 
 
-class _Output(msgspec.Struct):
+class _OutputParameters(msgspec.Struct, frozen=True):
+    binary_data: bool | None = None
+
+
+class _Output(msgspec.Struct, frozen=True):
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: _OutputParameters = _OutputParameters()
 
 
-class _Body(msgspec.Struct):
-    inputs: list[_Tensor]
+class _Parameters(msgspec.Struct, frozen=True):
+    timeout: _Int64 | None = None
+    binary_data_output: bool = False
+
+
+class _Body(msgspec.Struct, frozen=True):
+    inputs: Annotated[list[_Tensor], msgspec.Meta(max_length=MOST_TENSORS)]
     id: str = ""
-    parameters: dict[str, Any] = {}
-    outputs: list[_Output] = []
+    parameters: _Parameters = _Parameters()
+    outputs: Annotated[list[_Output], msgspec.Meta(max_length=MOST_TENSORS)] = []
 
 
 _DECODER = msgspec.json.Decoder(_Body)
+# Of a tensor that is binary. KServe's client writes a list beside one without elements.
+_NO_DATA = (b"", b"null", b"[]")
 _INTEGERS, _NESTED_INTEGERS = (
     msgspec.json.Decoder(list[int]),
     msgspec.json.Decoder(list[list[int]]),
@@ -71,27 +90,25 @@ class JsonHead:
         body = self._body
         self.head = RequestHead(
             body.id,
-            _integer(body.parameters, "timeout", "the request"),
+            body.parameters.timeout,
             version,
             tuple(
-                TensorHead(each.name, each.datatype, tuple(each.shape), _flag(each, "broadcast"))
+                TensorHead(each.name, each.datatype, tuple(each.shape), each.parameters.broadcast)
                 for each in body.inputs
             ),
         )
-        self._sizes = [
-            _integer(each.parameters, "binary_data_size", f"tensor '{each.name}'")
-            for each in body.inputs
-        ]
         self.binary_bytes = 0
-        for each, size in zip(body.inputs, self._sizes, strict=True):
+        for each in body.inputs:
+            size = each.parameters.binary_data_size
             if size is None:
                 continue
-            if size < 0 or bytes(each.data):
-                raise bad(f"tensor '{each.name}' has data twice, or a negative binary_data_size")
+            if bytes(each.data) not in _NO_DATA:
+                raise bad(f"tensor '{each.name}' has data, and a binary_data_size as well")
             self.binary_bytes += size
 
     def contents(self, binary: memoryview) -> list[NDArray[Any]]:
-        """Returns the elements of each tensor.
+        """Returns the elements of each tensor. Their datatypes and shapes are those that a model
+        takes.
 
         Args:
             binary: what is behind the JSON.
@@ -105,17 +122,12 @@ class JsonHead:
                 f"{self.binary_bytes} in all"
             )
         arrays, at = [], 0
-        for each, size in zip(self._body.inputs, self._sizes, strict=True):
-            dtype = DTYPES[each.datatype]
-            count = _product(each.shape)
+        for each in self._body.inputs:
+            dtype, size = DTYPES[each.datatype], each.parameters.binary_data_size
             if size is None:
                 array = _from_json(each, dtype)
-                if array.size != count:
-                    raise bad(
-                        f"tensor '{each.name}' has {array.size} elements in data, but its shape "
-                        f"{each.shape} has {count}"
-                    )
             else:
+                count = prod(each.shape)
                 if size != count * dtype.itemsize:
                     raise bad(
                         f"tensor '{each.name}' has binary_data_size {size}, but its shape "
@@ -140,7 +152,7 @@ class JsonHead:
         unknown = asked.keys() - answer.outputs.keys()
         if unknown:
             raise bad(f"the model has no output '{min(unknown)}', but {sorted(answer.outputs)}")
-        all_binary = self._body.parameters.get("binary_data_output") is True
+        all_binary = self._body.parameters.binary_data_output
         outputs, blocks = [], []
         for name, values in answer.outputs.items():
             if asked and name not in asked:
@@ -150,7 +162,8 @@ class JsonHead:
                 "datatype": "FP32",
                 "shape": list(values.shape),
             }
-            if asked.get(name, {}).get("binary_data", all_binary) is True:
+            is_binary = asked[name].binary_data if name in asked else None
+            if all_binary if is_binary is None else is_binary:
                 blocks.append(values.tobytes())
                 output["parameters"] = {"binary_data_size": values.nbytes}
             else:
@@ -181,39 +194,30 @@ def reply_parameters(answer: Answer) -> dict[str, Any]:
 
 
 def _from_json(tensor: _Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns the elements of a tensor that are in the JSON, flat or nested as its shape says."""
+    shape, text = tensor.shape, bytes(tensor.data)
+    if not text:
+        raise bad(f"tensor '{tensor.name}' has no data")
+    # Of more than the head has promised nothing is decoded.
+    commas = text.count(b",")
+    if commas >= max(1, prod(shape), shape[0]):
+        raise bad(f"tensor '{tensor.name}' has more data than its shape {shape} takes")
     is_float = dtype.kind == "f"
-    decoders = (_FLOATS, _NESTED_FLOATS) if is_float else (_INTEGERS, _NESTED_INTEGERS)
-    text = bytes(tensor.data)
-    for decoder in decoders if len(tensor.shape) == 2 else decoders[:1]:
+    flat, nested = (_FLOATS, _NESTED_FLOATS) if is_float else (_INTEGERS, _NESTED_INTEGERS)
+    problem: Exception | None = None
+    for decoder in [flat, nested] if len(shape) == 2 else [flat]:
         try:
-            return np.array(decoder.decode(text), dtype=dtype).reshape(-1)
-        except msgspec.DecodeError:
+            with np.errstate(over="ignore"):  # what is no number in 32 bits is refused later
+                array = np.array(decoder.decode(text), dtype=dtype)
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+            problem = problem or error
             continue
-        except (ValueError, OverflowError) as error:
-            problem = f"tensor '{tensor.name}' has data that is no {tensor.datatype}: {error}"
-            raise bad(problem) from error
-    numbers = "numbers" if is_float else "integers"
-    raise bad(f"tensor '{tensor.name}' has no data that is a list of {numbers}")
-
-
-def _integer(parameters: Mapping[str, Any], name: str, where: str) -> int | None:
-    value = parameters.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise bad(f"parameter '{name}' of {where} is {value!r}, but must be an integer")
-    return value
-
-
-def _flag(tensor: _Tensor, name: str) -> bool:
-    value = tensor.parameters.get(name, False)
-    if not isinstance(value, bool):
+        if (decoder is flat and array.size == prod(shape)) or list(array.shape) == shape:
+            return array.reshape(-1)
         raise bad(
-            f"parameter '{name}' of tensor '{tensor.name}' is {value!r}, but must be a boolean"
+            f"tensor '{tensor.name}' has data of shape {list(array.shape)}, but its shape is "
+            f"{shape}"
         )
-    return value
-
-
-def _product(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    raise bad(
+        f"tensor '{tensor.name}' has data that is no {tensor.datatype} of shape {shape}: {problem}"
+    )

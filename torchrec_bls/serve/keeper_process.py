@@ -75,6 +75,7 @@ class KeeperProcess:
         self._keeping = keeping
         self._pause = _PAUSE
         self._next = 0.0
+        self._has_tables = False
         self._start()
 
     def __enter__(self) -> "KeeperProcess":
@@ -92,7 +93,10 @@ class KeeperProcess:
         end = time.monotonic() + _LOADING
         while time.monotonic() < end:
             if self._connection.poll(0.1):
-                if self._take(self._receive()):
+                problem = self._take(self._receive())
+                if problem:
+                    raise RuntimeError(f"the tables can't be loaded: {problem}")
+                if self._has_tables:
                     return
             elif not self._process.is_alive():
                 break
@@ -104,26 +108,29 @@ class KeeperProcess:
             message = self._receive()
             if message is None:
                 break
-            self._take(message)
+            problem = self._take(message)
+            if problem:
+                _log.warning("the tables can't be taken over: %s", problem)
         if self._process.is_alive():
             return
         now = time.monotonic()
         if not self._next:
-            _log.warning(
-                "the process that keeps the tables has ended with status %s: another one takes "
-                "over; requests are answered meanwhile",
-                self._process.exitcode,
-            )
-            self._next = now + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._await_another(f"has ended with status {self._process.exitcode}", now)
         elif now >= self._next:
             self._next = 0.0
-            self._connection.close()
-            self._start()
+            before = self._connection
+            try:
+                self._start()
+            except OSError as error:  # no memory or descriptors, for now
+                self._await_another(f"can't be started ({error})", now)
+            else:
+                before.close()
 
     def close(self) -> None:
         """Ends the keeper."""
         self._connection.close()
+        if not self._has_tables:  # it would notice once they are loaded
+            self._process.kill()
         self._process.join(_ENDING)
         if self._process.is_alive():
             self._process.kill()
@@ -131,12 +138,23 @@ class KeeperProcess:
 
     def _start(self) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._connection, there = spawn.Pipe()
-        self._process = spawn.Process(
+        here, there = spawn.Pipe()
+        process = spawn.Process(
             target=_keep, args=(there, self._keeping), name="torchrec_bls keeper"
         )
-        self._process.start()
-        there.close()
+        with there:
+            process.start()
+        self._connection, self._process, self._has_tables = here, process, False
+
+    def _await_another(self, what: str, now: float) -> None:
+        _log.warning(
+            "the process that keeps the tables %s: another one takes over in %.1f s; requests are "
+            "answered meanwhile",
+            what,
+            self._pause,
+        )
+        self._next = now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def _receive(self) -> Any:
         try:
@@ -144,22 +162,21 @@ class KeeperProcess:
         except (EOFError, OSError):
             return None
 
-    def _take(self, message: Any) -> bool:
-        """Takes a message. Returns whether it says that the tables are there."""
+    def _take(self, message: Any) -> str:
+        """Takes a message. Returns why there are no tables, if it says so."""
         if isinstance(message, Refreshes):
             self.refreshes = message
-        elif isinstance(message, str) and message:
-            raise RuntimeError(f"the tables can't be loaded: {message}")
         elif message == "":
             self._pause = _PAUSE
-            return True
-        return False
+            self._has_tables = True
+        return message if isinstance(message, str) else ""
 
 
 def _keep(connection: Connection, keeping: Keeping) -> None:
     """Keeps tables until the other end of the connection is closed."""
-    # Both get it from a terminal, and the service says when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Terminals and init systems tell both, and the service says when this one ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     import torch
 
     from torchrec_bls.direct.keeping.keeper import keeper
@@ -179,7 +196,7 @@ def _keep(connection: Connection, keeping: Keeping) -> None:
         watch = None
         if keeping.watch is not None:
             probe = FiniteAnswers(*features_in(keeping.build()), keeping.dense_columns)
-            watch = kept.watch(keeping.watch, drain=keeping.drain, probe=probe)
+            watch = kept.watch(keeping.watch, drain=keeping.drain, probe=probe, pause=_LOOK)
         connection.send("")
         told = Refreshes()
         while True:

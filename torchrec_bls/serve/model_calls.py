@@ -3,12 +3,13 @@
 import inspect
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 from torchrec_bls.direct.serving.reading_modules import reading_modules
 from torchrec_bls.serve.batches import dense_of, ids_of, outputs_of
@@ -23,7 +24,8 @@ class ModelCalls:
     """Calls a model with requests.
 
     Args:
-        model: the model, which reads its tables.
+        model: the model, which reads its tables. Of its modules that do so, those without weights
+            get none any more, if others have them.
         keys: names of its features.
         dense_columns: number of its dense features. None: that is found by calls of the model, as
             the size of the linear layer that takes them, alone or beside all embeddings.
@@ -41,6 +43,14 @@ class ModelCalls:
         self.model: Any = model
         self._keys = list(keys)
         self.dense_columns = 0
+        readers = reading_modules(model).values()
+        self._is_weighted = any(each.input_check.is_weighted for each in readers)
+        for each in readers:
+            if self._is_weighted and not each.input_check.is_weighted:
+                # It would use the weights, as TorchRec's sharded modules do. Others pass them over.
+                cast("nn.Module", each).register_forward_pre_hook(
+                    _without_weights, with_kwargs=True
+                )
         if _takes_dense(model):
             self.dense_columns = dense_columns or self._found_columns(model)
 
@@ -76,7 +86,8 @@ class ModelCalls:
         cause: Exception | None = None
         for columns in sizes:
             try:
-                self.answered([made_up(1, 0, rows, columns, False)])
+                # A module takes ids with weights in all batches, or in none.
+                self.answered([made_up(1, 0, rows, columns, self._is_weighted)])
             except Exception as error:
                 cause = error
             else:
@@ -88,7 +99,12 @@ class ModelCalls:
 
 
 def made_up(
-    samples: int, ids: int, rows: NDArray[np.int64], dense_columns: int, is_weighted: bool
+    samples: int,
+    ids: int,
+    rows: NDArray[np.int64],
+    dense_columns: int,
+    is_weighted: bool,
+    seed: int = 0,
 ) -> Features:
     """Returns features that are made up.
 
@@ -98,8 +114,9 @@ def made_up(
         rows: number of rows of each feature.
         dense_columns: number of dense features, or 0.
         is_weighted: whether ids have weights.
+        seed: seed of all numbers.
     """
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     counts = np.full(len(rows), samples * ids, dtype=np.int64)
     shares = generator.random(int(counts.sum()))
     values = (shares * np.repeat(rows, counts)).astype(np.int64)
@@ -122,14 +139,38 @@ def measured(calls: ModelCalls, inputs: ModelInputs) -> Iterator[tuple[int, int,
         for ids in _IDS:
             if samples > inputs.max_samples:
                 continue
-            batch = [made_up(samples, ids, rows, inputs.dense_columns, inputs.is_weighted)]
             seconds = []
             for number in range(_WARMING + _MEASURED):
+                # Other ids each time, so that their rows are in no cache.
+                batch = made_up(
+                    samples, ids, rows, inputs.dense_columns, inputs.is_weighted, seed=number
+                )
                 began = time.perf_counter()
-                calls.answered(batch)
+                calls.answered([batch])
                 if number >= _WARMING:
                     seconds.append(time.perf_counter() - began)
-            yield samples, batch[0].ids, float(np.median(seconds))
+            yield samples, batch.ids, float(np.median(seconds))
+
+
+def _without_weights(
+    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Takes the weights out of what a module is called with."""
+
+    def without(given: Any) -> Any:
+        if not isinstance(given, KeyedJaggedTensor):
+            return given
+        varies = given.variable_stride_per_key()
+        return KeyedJaggedTensor(
+            given.keys(),
+            given.values(),
+            lengths=given.lengths(),
+            stride=None if varies else given.stride(),
+            stride_per_key_per_rank=given.stride_per_key_per_rank() if varies else None,
+            inverse_indices=given.inverse_indices_or_none(),
+        )
+
+    return tuple(map(without, args)), {name: without(each) for name, each in kwargs.items()}
 
 
 def _takes_dense(model: nn.Module) -> bool:

@@ -3,21 +3,24 @@ prometheus_client."""
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.observe.prometheus import ServingCollector
+from torchrec_bls.serve.keeper_process import Refreshes
 from torchrec_bls.serve.outcomes import Outcome
+from torchrec_bls.serve.predictor import Costs
 
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
 _SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _RATIOS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-# Requests whose latencies the page shows.
-_SHOWN = 2048
+# Requests whose latencies the page shows, and seconds whose rate it shows.
+_SHOWN, _RECENT = 2048, 10.0
 
 
 class Ended(NamedTuple):
@@ -42,18 +45,14 @@ class Observer:
 
     Attributes:
         last: the last requests that have ended, the newest last.
+        counts: how many requests have ended so, by outcome.
     """
 
     def __init__(self, state: Callable[[], ServingState | None]) -> None:
         self.last: deque[Ended] = deque(maxlen=_SHOWN)
+        self.counts = dict.fromkeys(Outcome, 0)
+        self._began = time.monotonic()
         self._registry = CollectorRegistry()
-        requests = Counter(
-            "torchrec_bls_requests",
-            "Requests by their outcome.",
-            ["outcome"],
-            registry=self._registry,
-        )
-        self._requests = {each: requests.labels(each.label) for each in Outcome}
         self._seconds = self._histogram(
             "request_seconds", "From the arrival of an answered request to its answer.", _SECONDS
         )
@@ -64,6 +63,7 @@ class Observer:
         self._predicted = self._histogram(
             "batch_seconds_over_predicted", "Time of a batch over its prediction.", _RATIOS
         )
+        self._registry.register(_OutcomeCollector(self.counts))
         self._registry.register(ServingCollector(state))
 
     def add(self, collector: Collector) -> None:
@@ -80,7 +80,7 @@ class Observer:
         """
         now = time.monotonic()
         seconds = now - arrived
-        self._requests[outcome].inc()
+        self.counts[outcome] += 1
         self.last.append(Ended(now, outcome, seconds))
         if queue_s is not None:
             self._seconds.observe(seconds)
@@ -97,9 +97,82 @@ class Observer:
         self._samples.observe(samples)
         self._predicted.observe(seconds / predicted if predicted > 0 else 1.0)
 
+    def rate(self) -> float:
+        """Returns how many requests have ended in a second, over the last ten seconds, or over the
+        last requests if these are all of fewer seconds."""
+        now = time.monotonic()
+        began = max(self._began, now - _RECENT)
+        if len(self.last) == _SHOWN:
+            began = max(began, self.last[0].moment)
+        ended = sum(each.moment >= began for each in self.last)
+        return ended / max(now - began, 1e-3)
+
     def exposition(self) -> bytes:
         """Returns all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"torchrec_bls_{name}", text, buckets=buckets, registry=self._registry)
+
+
+class WorkCollector(Collector):
+    """Reports what a service has to do, how long it expects that to take, and what became of new
+    checkpoints.
+
+    Args:
+        waiting: function that returns how many requests wait for a batch.
+        costs: function that returns what a batch is expected to take.
+        refreshes: function that returns what became of new checkpoints.
+    """
+
+    def __init__(
+        self,
+        waiting: Callable[[], int],
+        costs: Callable[[], Costs],
+        refreshes: Callable[[], Refreshes],
+    ) -> None:
+        self._waiting = waiting
+        self._costs = costs
+        self._refreshes = refreshes
+
+    def collect(self) -> Iterator[Metric]:
+        """Returns the present state."""
+        yield GaugeMetricFamily(
+            "torchrec_bls_requests_waiting",
+            "Requests that wait for a batch.",
+            value=self._waiting(),
+        )
+        costs = GaugeMetricFamily(
+            "torchrec_bls_predicted_cost_seconds",
+            "Time that a batch is predicted to take, and more for each sample and each id.",
+            labels=("of",),
+        )
+        for of, seconds in self._costs()._asdict().items():
+            costs.add_metric((of,), seconds)
+        yield costs
+        refreshes = self._refreshes()
+        yield CounterMetricFamily(
+            "torchrec_bls_failed_refreshes",
+            "New checkpoints that could not be published.",
+            value=refreshes.failed,
+        )
+        yield GaugeMetricFamily(
+            "torchrec_bls_refresh_problem",
+            "1 where the newest checkpoint is not served: the page and the log say why.",
+            value=bool(refreshes.problem),
+        )
+
+
+class _OutcomeCollector(Collector):
+    """Reports how many requests have ended in each way."""
+
+    def __init__(self, counts: dict[Outcome, int]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "torchrec_bls_requests", "Requests by their outcome.", labels=("outcome",)
+        )
+        for outcome, count in self._counts.items():
+            requests.add_metric((outcome.label,), count)
+        yield requests

@@ -2,6 +2,10 @@
 
 from enum import Enum
 
+# Characters of a text at most. It may quote what the caller has sent, and gRPC sends it as a
+# header.
+_MOST_CHARACTERS = 1000
+
 
 class Outcome(Enum):
     """How a request ended: its label in metrics, its HTTP status and the name of its gRPC code."""
@@ -35,11 +39,13 @@ class RequestError(Exception):
 
     Args:
         outcome: how it ends.
-        text: what its caller is told.
+        text: what its caller is told; shortened if it is long.
         retry_s: seconds after which a retry may succeed; None: a retry is the same again.
     """
 
     def __init__(self, outcome: Outcome, text: str, retry_s: float | None = None) -> None:
+        if len(text) > _MOST_CHARACTERS:
+            text = f"{text[:_MOST_CHARACTERS]}..."
         super().__init__(text)
         self.outcome = outcome
         self.text = text

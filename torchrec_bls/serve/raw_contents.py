@@ -2,12 +2,15 @@
 
 from typing import NoReturn
 
+from torchrec_bls.serve.heads import MOST_TENSORS
 from torchrec_bls.serve.outcomes import bad
 
 # Number of `raw_input_contents` in ModelInferRequest, and protobuf's types of fields.
 _RAW = 7
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
+# Fields that a message may have: heads and contents of its tensors, outputs and parameters.
+_MOST_FIELDS = 4 * MOST_TENSORS
 
 
 def split(message: bytes) -> tuple[bytes, list[memoryview]]:
@@ -22,7 +25,11 @@ def split(message: bytes) -> tuple[bytes, list[memoryview]]:
     view, at = memoryview(message), 0
     rest: list[memoryview] = []
     raw: list[memoryview] = []
+    fields = 0
     while at < len(message):
+        fields += 1
+        if fields > _MOST_FIELDS:
+            raise bad(f"the message has more than {_MOST_FIELDS} fields")
         begin = at
         tag, at = _varint(message, at)
         kind, field = tag & 7, tag >> 3

@@ -23,10 +23,13 @@ _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 _Headers = Sequence[tuple[bytes, bytes]]
+# Function that returns status, type and body of what may be got.
+_Page = Callable[[], tuple[int, bytes, bytes]]
 
 _JSON, _HTML = b"application/json", b"text/html; charset=utf-8"
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 _BINARY = b"application/octet-stream"
+_GETS = b"GET, HEAD"
 _HEAD_SIZE = b"inference-header-content-length"
 # Bytes that a number in JSON takes at least, with a comma.
 _NUMBER_BYTES = 2
@@ -45,6 +48,14 @@ class RestApplication:
         self._desk = desk
         self._facts = facts
         self._max_body = desk.engine.contract.max_body_bytes
+        self._pages: dict[str, _Page] = {
+            "/": lambda: (200, _HTML, facts.page().encode()),
+            "/metrics": lambda: (200, _METRICS, facts.metrics()),
+            "/openapi.json": lambda: _json(200, facts.openapi()),
+            "/v2": lambda: _json(200, facts.server_metadata()),
+            "/v2/health/live": lambda: _json(200, {"live": True}),
+            "/v2/health/ready": self._readiness,
+        }
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answers a request, as ASGI has it."""
@@ -58,7 +69,7 @@ class RestApplication:
                 await self._get(scope, found, send)
         except RequestError as error:
             if error.outcome is not Outcome.GONE:
-                await _send_error(send, error)
+                await _send_error(send, error, b"POST" if found and found[3] == "infer" else _GETS)
 
     async def _infer(
         self, model: str, version: str, scope: _Scope, receive: _Receive, send: _Send
@@ -70,6 +81,8 @@ class RestApplication:
             headers = dict(scope["headers"])
             if headers.get(b"content-encoding", b"identity") != b"identity":
                 raise bad("Content-Encoding: send the body as it is")
+            if b"upgrade" in headers:  # what follows it would be lost
+                raise bad("Upgrade: this port speaks HTTP/1.1 alone, send none (curl --http1.1)")
             body = _Body(receive, headers, self._max_body)
             head_size = _size_in(headers, _HEAD_SIZE)
             if head_size is None:
@@ -102,38 +115,24 @@ class RestApplication:
             engine.check(samples, numbers, engine.deadline(ticket.arrived, None))
 
     async def _get(self, scope: _Scope, found: "re.Match[str] | None", send: _Send) -> None:
-        path, facts = scope["path"], self._facts
+        page = self._of_model(*found.groups()) if found else self._pages.get(scope["path"])
+        if page is None:
+            raise RequestError(Outcome.UNKNOWN, f"nothing at {scope['path']}: see /openapi.json")
         if scope["method"] not in ("GET", "HEAD"):
-            raise RequestError(Outcome.WRONG_METHOD, f"{path} takes GET")
-        if found:
-            self._check_model(found[1])
-            if found[2] and found[2] != self._desk.engine.version:
-                raise RequestError(Outcome.UNKNOWN, f"version '{found[2]}' is not served")
-            if found[3] == "ready":
-                await self._send_readiness(send)
-            else:
-                await _send_json(send, 200, facts.model_metadata())
-        elif path == "/v2/health/live":
-            await _send_json(send, 200, {"live": True})
-        elif path == "/v2/health/ready":
-            await self._send_readiness(send)
-        elif path == "/v2":
-            await _send_json(send, 200, facts.server_metadata())
-        elif path == "/metrics":
-            await _respond(send, 200, _METRICS, facts.metrics())
-        elif path == "/openapi.json":
-            await _send_json(send, 200, facts.openapi())
-        elif path == "/":
-            await _respond(send, 200, _HTML, facts.page().encode())
-        else:
-            raise RequestError(Outcome.UNKNOWN, f"nothing at {path}: see /openapi.json")
+            raise RequestError(Outcome.WRONG_METHOD, f"{scope['path']} takes GET")
+        await _respond(send, *page())
 
-    async def _send_readiness(self, send: _Send) -> None:
+    def _of_model(self, name: str, version: str | None, ready: str | None) -> _Page:
+        self._check_model(name)
+        if version and version != self._desk.engine.version:
+            raise RequestError(Outcome.UNKNOWN, f"version '{version}' is not served")
+        return self._readiness if ready else lambda: _json(200, self._facts.model_metadata())
+
+    def _readiness(self) -> tuple[int, bytes, bytes]:
         problem = self._facts.why_not_ready()
         if problem:
-            await _send_json(send, 503, {"ready": False, "error": problem})
-        else:
-            await _send_json(send, 200, {"ready": True})
+            return _json(503, {"ready": False, "error": problem})
+        return _json(200, {"ready": True})
 
     def _check_model(self, name: str) -> None:
         if name != self._facts.name:
@@ -222,12 +221,14 @@ async def _respond(
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_json(send: _Send, status: int, value: Any, headers: _Headers = ()) -> None:
-    await _respond(send, status, _JSON, msgspec.json.encode(value), headers)
+def _json(status: int, value: Any) -> tuple[int, bytes, bytes]:
+    return status, _JSON, msgspec.json.encode(value)
 
 
-async def _send_error(send: _Send, error: RequestError) -> None:
-    headers: _Headers = ()
+async def _send_error(send: _Send, error: RequestError, allowed: bytes) -> None:
+    headers = []
     if error.retry_s is not None:  # whole seconds are all that HTTP knows
-        headers = [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_s)))]
-    await _send_json(send, error.outcome.status, {"error": error.text}, headers)
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_s))))
+    if error.outcome is Outcome.WRONG_METHOD:
+        headers.append((b"allow", allowed))
+    await _respond(send, *_json(error.outcome.status, {"error": error.text}), headers)

@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import nn
 
 from torchrec_bls.direct.offers.attach import attach
 from torchrec_bls.direct.serving.publishing import serving_state
+from torchrec_bls.errors import named
 from torchrec_bls.serve.access_log import AccessLog
 from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.desk import Desk
@@ -27,7 +28,7 @@ from torchrec_bls.serve.grpc_service import GrpcService
 from torchrec_bls.serve.inputs import ModelInputs, features_in
 from torchrec_bls.serve.keeper_process import KeeperProcess, Keeping
 from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
-from torchrec_bls.serve.observer import Observer
+from torchrec_bls.serve.observer import Observer, WorkCollector
 from torchrec_bls.serve.predictor import Predictor
 from torchrec_bls.serve.rest import RestApplication
 from torchrec_bls.serve.serving_facts import ServingFacts
@@ -94,6 +95,8 @@ class Service:
         self._watch = None if watch is None else os.fsdecode(watch)
         self._drain = drain
         self._name = name or build.__module__.rpartition(".")[2]
+        if "/" in self._name:
+            raise ValueError(f"name is '{self._name}', but no path has a '/' in a name")
         self._host = host
         self._port = port
         self._grpc_port = grpc_port
@@ -106,12 +109,23 @@ class Service:
 
         Raises:
             ValueError: the model can't be served.
-            RuntimeError: the tables can't be loaded; the text says why.
+            RuntimeError: the model can't be built, or its tables can't be loaded.
             OSError: a port is taken.
         """
+        # As the other signal: what was begun is undone also while tables are loaded.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            self._run()
+
+    def _run(self) -> None:
         # Of one thread, so that batches take as long as predicted beside other processes.
         torch.set_num_threads(1)
-        with _listening(self._host, self._port) as listener, _socket_path(self._path) as path:
+        with _listening(self._host, self._port, "--port") as listener, ExitStack() as stack:
+            if self._grpc_port is not None:
+                # Its library listens once tables are loaded, which may take minutes.
+                with _listening(self._host, self._grpc_port, "--grpc-port"):
+                    pass
+            path = stack.enter_context(_socket_path(self._path))
             keeping = Keeping(
                 self._build,
                 self._checkpoint,
@@ -121,7 +135,7 @@ class Service:
                 self._dense_features,
             )
             with KeeperProcess(keeping) as keeper:
-                model = self._build().eval()
+                model = self._built()
                 features, is_weighted = features_in(model)
                 keeper.wait()
                 attach(model, path)
@@ -139,7 +153,20 @@ class Service:
                 # What is there now stays: a look at all of it would take longer than a deadline.
                 gc.collect()
                 gc.freeze()
-                uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
+                try:
+                    uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
+                finally:
+                    gc.unfreeze()  # else nanobind reports objects of triton as leaked
+
+    def _built(self) -> nn.Module:
+        try:
+            return self._build().eval()
+        except Exception as error:
+            place = f"{self._build.__module__}:{self._build.__qualname__}"
+            _log.exception("%s raised", place)
+            raise RuntimeError(
+                f"the model can't be built: {place} raised {named(error)}"
+            ) from error
 
     async def _serve(
         self,
@@ -155,7 +182,17 @@ class Service:
         rows = [each.rows for each in inputs.features]
         sample = made_up(1, 1, np.array(rows), inputs.dense_columns, inputs.is_weighted)
         outputs = {name: each.shape[1:] for name, each in calls.answered([sample]).items()}
-        facts = ServingFacts(self._name, outputs, engine, observer, lambda: serving_state(model))
+        observer.add(
+            WorkCollector(lambda: engine.waiting, lambda: predictor.costs, lambda: keeper.refreshes)
+        )
+        facts = ServingFacts(
+            self._name,
+            outputs,
+            engine,
+            observer,
+            lambda: serving_state(model),
+            lambda: keeper.refreshes,
+        )
         desk = Desk(engine, observer, AccessLog() if self._access_log else None)
         server = _Server(
             uvicorn.Config(
@@ -164,7 +201,9 @@ class Service:
                 ws="none",
                 lifespan="off",
                 access_log=False,
-                log_level="warning",
+                # A caller's mistakes are not worth a line each.
+                log_level="error",
+                proxy_headers=False,
                 server_header=False,
                 date_header=False,
                 timeout_keep_alive=_KEPT,
@@ -177,15 +216,16 @@ class Service:
             loop.add_signal_handler(number, server.end)
         grpc_server = None
         if self._grpc_port is not None:
-            grpc_server = GrpcService(desk, facts).server(f"{self._host}:{self._grpc_port}")
+            grpc_server = GrpcService(desk, facts).server(_place(self._host, self._grpc_port))
             await grpc_server.start()
+            _log.info("serving gRPC at %s", _place(self._host, self._grpc_port))
         work = [
             asyncio.create_task(engine.run()),
             asyncio.create_task(_watch(model, engine, keeper)),
         ]
         for task in work:
             task.add_done_callback(lambda _: server.end())
-        place = f"{self._host}:{self._port}"
+        place = _place(self._host, listener.getsockname()[1])
         _log.info(
             "serving model '%s' at http://%s in version %s", self._name, place, engine.version
         )
@@ -223,16 +263,23 @@ async def _watch(model: nn.Module, engine: Engine, keeper: KeeperProcess) -> Non
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listening(host: str, port: int, option: str) -> Iterator[socket.socket]:
     """Yields a socket that listens, so that a port that is taken is found before all else."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), backlog=_BACKLOG)
-    except OSError as error:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        cause = getattr(error, "strerror", None) or error
         raise OSError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}. Give another port (--port)"
+            f"cannot listen at {_place(host, port)}: {cause}. Give another port ({option}), or "
+            "address (--host)"
         ) from error
     with listener:
         yield listener
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @contextmanager

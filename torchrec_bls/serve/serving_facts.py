@@ -7,6 +7,7 @@ from typing import Any
 
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.serve.engine import Engine
+from torchrec_bls.serve.keeper_process import Refreshes
 from torchrec_bls.serve.observer import Observer
 from torchrec_bls.serve.openapi import openapi
 from torchrec_bls.serve.page import page
@@ -21,6 +22,7 @@ class ServingFacts:
         engine: engine that answers requests.
         observer: counts of requests.
         state: function that returns what the process serves.
+        refreshes: function that returns what became of new checkpoints.
 
     Attributes:
         name: see above.
@@ -33,12 +35,14 @@ class ServingFacts:
         engine: Engine,
         observer: Observer,
         state: Callable[[], ServingState],
+        refreshes: Callable[[], Refreshes],
     ) -> None:
         self.name = name
         self._outputs = outputs
         self._engine = engine
         self._observer = observer
         self._state = state
+        self._refreshes = refreshes
         self._began = time.time()
 
     def why_not_ready(self) -> str:
@@ -73,8 +77,16 @@ class ServingFacts:
 
     def openapi(self) -> dict[str, Any]:
         """Returns the description of the HTTP interface."""
-        return openapi(self.name, self._engine.inputs)
+        return openapi(self.name, self._engine.inputs, self._outputs, self._engine.contract)
 
     def page(self) -> str:
         """Returns the page that shows how the service does."""
-        return page(self.name, self._state(), self._observer, time.time() - self._began)
+        return page(
+            self.name,
+            self._state(),
+            self._observer,
+            self._refreshes(),
+            self.why_not_ready(),
+            self._engine.contract.deadline_ms,
+            time.time() - self._began,
+        )

@@ -4,6 +4,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +13,22 @@ from numpy.typing import NDArray
 from torchrec_bls.serve.inputs import Features
 from torchrec_bls.serve.predictor import Predictor
 
-#: Seconds that a batch may take by prediction. Meanwhile nobody is refused, and refusals are to be
-#: prompt.
-LONGEST_BATCH = 0.003
-# Seconds between the end of a batch and the last byte of its answers.
+#: Seconds that the model may take for a batch by prediction, see `longest_batch`. Meanwhile nobody
+#: is refused, and refusals are to be prompt.
+LONGEST_BATCH = 0.002
+# Seconds from a reply to its last byte at the caller, of which this process sees nothing.
 _MARGIN = 0.0005
+
+
+def longest_batch(fixed: float) -> float:
+    """Returns the seconds that a batch may take by prediction: LONGEST_BATCH, or more where more
+    than half of that would be costs that each batch has. Small batches would cost more than they
+    spare then.
+
+    Args:
+        fixed: seconds that a batch of any size takes.
+    """
+    return max(LONGEST_BATCH, 2 * fixed)
 
 
 class Answer(NamedTuple):
@@ -33,6 +45,18 @@ class Answer(NamedTuple):
     version: str
     batch: int
     queue_s: float
+
+
+class Forecast(NamedTuple):
+    """What would become of a request.
+
+    Attributes:
+        end: predicted moment of its answer.
+        late_s: seconds by which it, or one that it delays, would be too late; 0 if none would be.
+    """
+
+    end: float
+    late_s: float
 
 
 class Request:
@@ -75,10 +99,10 @@ class Request:
         return self.features.samples - self.done
 
     @property
-    def ids(self) -> int:
-        """Returns the number of ids that were not looked up yet, about."""
+    def ids(self) -> float:
+        """Returns the number of ids that were not looked up yet, if each sample has as many."""
         whole = self.features
-        return whole.ids * self.samples // max(1, whole.samples)
+        return whole.ids * self.samples / whole.samples
 
 
 class Part(NamedTuple):
@@ -117,6 +141,11 @@ class Waiting:
         """Adds a request."""
         self._requests.insert(self._place(request.deadline), request)
 
+    def take_all(self) -> list[Request]:
+        """Removes all requests, and returns them."""
+        taken, self._requests = self._requests, []
+        return taken
+
     def forget_answered(self) -> None:
         """Removes requests that have their answer already, or whose callers have left."""
         self._requests = [each for each in self._requests if not each.answer.done()]
@@ -126,9 +155,8 @@ class Waiting:
         if request in self._requests:
             self._requests.remove(request)
 
-    def lateness(self, samples: int, ids: int, deadline: float, now: float) -> float:
-        """Returns by how many seconds a new request, or one that it would delay, would be late; 0
-        if all would be in time.
+    def forecast(self, samples: int, ids: int, deadline: float, now: float) -> Forecast:
+        """Returns what would become of a new request, and of those that it would delay.
 
         Args:
             samples: samples of the new one.
@@ -138,35 +166,50 @@ class Waiting:
         """
         place = self._place(deadline)
         fixed, of_sample, of_id = self._predictor.costs
-        late = 0.0
-        end, first_deadline, cost, count = now, 0.0, 0.0, 0
+        longest = longest_batch(fixed)
+        stretch, margin = self._predictor.stretch, self._margin()
+        own_end = late = 0.0
+        is_own = False  # whether the batch has the new one
+        # A batch of `count` samples begins at `begin`, and takes the model `fixed + cost`.
+        begin, first_deadline, cost, count = now, 0.0, 0.0, 0
         for number, (each_samples, each_ids, each_deadline) in enumerate(
-            self._with(place, samples, ids, deadline)
+            self._with(place, max(1, samples), ids, deadline)
         ):
             own = of_sample * each_samples + of_id * each_ids
             total = fixed + cost + own
             if count and (
-                total > LONGEST_BATCH
+                total > longest
                 or count + each_samples > self._max_samples
-                or end + total > first_deadline - _MARGIN
+                or begin + stretch * total > first_deadline - _MARGIN
             ):
-                end += fixed + cost
+                begin += stretch * (fixed + cost)
                 cost, count, total = 0.0, 0, fixed + own
+                is_own = False
+            is_own = is_own or number == place
             if not count:
                 first_deadline = each_deadline
-                pieces = -(-own // max(LONGEST_BATCH - fixed, of_sample + of_id))
-                own += fixed * max(0.0, pieces - 1)
-                if number >= place:
-                    late = max(late, end + fixed + own - (each_deadline - _MARGIN))
+                if total > longest and each_samples > 1:
+                    # All its parts but the last one are batches of their own.
+                    of_part = _part(each_samples, own, longest - fixed)
+                    of_one = own / each_samples
+                    parts = ceil((own - (longest - fixed)) / (of_one * of_part))
+                    parts = min(parts, (each_samples - 1) // of_part)
+                    begin += stretch * parts * (fixed + of_one * of_part)
+                    each_samples -= parts * of_part
+                    own = of_one * each_samples
             cost += own
             count += each_samples
-        return late
+            if number >= place:
+                end = begin + stretch * (fixed + cost)
+                late = max(late, end - (each_deadline - margin))
+                own_end = end if is_own else own_end
+        return Forecast(own_end, late)
 
     def rest_s(self) -> float:
         """Returns the seconds until all that wait would be answered."""
         fixed, of_sample, of_id = self._predictor.costs
         own = sum(of_sample * each.samples + of_id * each.ids for each in self._requests)
-        return own * (1 + fixed / LONGEST_BATCH)
+        return self._predictor.stretch * own * (1 + fixed / longest_batch(fixed))
 
     def hopeless(self, now: float) -> list[Request]:
         """Removes the first requests that can't be in time any more, and returns them."""
@@ -188,18 +231,19 @@ class Waiting:
         """Removes the requests of the next batch, and returns them. Of one that takes longer than a
         batch may, it returns a part; the rest goes on waiting."""
         fixed, of_sample, of_id = self._predictor.costs
+        stretch = self._predictor.stretch
+        longest = longest_batch(fixed)
         taken: list[Part] = []
         cost, count = fixed, 0
         for each in self._requests:
             own = of_sample * each.samples + of_id * each.ids
-            if not taken and fixed + own > LONGEST_BATCH and each.samples > 1:
-                share = max(LONGEST_BATCH - fixed, 0.0) / own
-                end = each.done + max(1, int(share * each.samples))
+            if not taken and fixed + own > longest and each.samples > 1:
+                end = each.done + _part(each.samples, own, longest - fixed)
                 return [Part(each, each.done, end)]
             if taken and (
-                cost + own > LONGEST_BATCH
+                cost + own > longest
                 or count + each.samples > self._max_samples
-                or now + cost + own > taken[0].request.deadline - _MARGIN
+                or now + stretch * (cost + own) > taken[0].request.deadline - _MARGIN
             ):
                 break
             taken.append(Part(each, each.done, each.features.samples))
@@ -208,18 +252,32 @@ class Waiting:
         del self._requests[: len(taken)]
         return taken
 
+    def _margin(self) -> float:
+        return _MARGIN + self._predictor.margin_s
+
     def _place(self, deadline: float) -> int:
         return bisect_right(self._requests, deadline, key=lambda each: each.deadline)
 
     def _with(
         self, place: int, samples: int, ids: int, deadline: float
-    ) -> Iterator[tuple[int, int, float]]:
+    ) -> Iterator[tuple[int, float, float]]:
         for number, each in enumerate(self._requests):
             if number == place:
                 yield samples, ids, deadline
             yield each.samples, each.ids, each.deadline
         if place == len(self._requests):
             yield samples, ids, deadline
+
+
+def _part(samples: int, seconds: float, room: float) -> int:
+    """Returns how many samples of a request are a batch of their own.
+
+    Args:
+        samples: its samples.
+        seconds: what they take.
+        room: what a batch has room for, which is less.
+    """
+    return max(1, int(samples * (room / seconds)))
 
 
 def joined(answers: Sequence[Answer]) -> Answer:

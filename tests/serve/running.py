@@ -1,0 +1,191 @@
+"""A service that runs as a process of its own, and requests to it."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.direct.nodes import state_of, until
+
+#: Seconds that anything may take that takes a tenth of it alone.
+PATIENCE = 90.0
+COMMAND = [sys.executable, str(Path(sys.executable).with_name("torchrec-bls")), "serve"]
+HOST = "127.0.0.1"
+Reply = tuple[int, dict[str, str], bytes]
+JSON_TYPE = {"Content-Type": "application/json"}
+
+
+class Running:
+    """A service that runs.
+
+    Args:
+        process: its process.
+        port: its port for HTTP.
+        grpc_port: its port for gRPC.
+        name: name of its model.
+        log: file with what it has written.
+
+    Attributes:
+        process: see above.
+        port: see above.
+        grpc: its address for gRPC.
+        name: see above.
+    """
+
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", port: int, grpc_port: int, name: str, log: Path
+    ) -> None:
+        self.process = process
+        self.port = port
+        self.grpc = f"{HOST}:{grpc_port}"
+        self.name = name
+        self._log = log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def infer_path(self) -> str:
+        return f"/v2/models/{self.name}/infer"
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Returns status, headers by names in lower case and body."""
+        with closing(http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE)) as connection:
+            connection.request(method, path, body, dict(headers or {}))
+            return reply_of(connection.getresponse())
+
+    def get(self, path: str) -> Any:
+        status, _, body = self.request("GET", path)
+        assert status == 200, body
+        return json.loads(body)
+
+    def infer(self, request: Mapping[str, Any], path: str = "") -> tuple[int, Any]:
+        """Returns status and the JSON of the reply."""
+        body = json.dumps(request).encode()
+        status, _, reply = self.request("POST", path or self.infer_path, body, JSON_TYPE)
+        return status, json.loads(reply)
+
+    def ready(self) -> bool:
+        """Returns whether it says that it is ready."""
+        try:
+            return self.request("GET", "/v2/health/ready")[0] == 200
+        except OSError:
+            return False
+
+    def count(self, outcome: str) -> float:
+        """Returns how many requests have ended in a way."""
+        return self.metric(f'torchrec_bls_requests_total{{outcome="{outcome}"}}')
+
+    def metric(self, name: str) -> float:
+        text = self.request("GET", "/metrics")[2].decode()
+        [value] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+        return float(value.split()[-1])
+
+    def connect(self) -> socket.socket:
+        """Returns a connection for HTTP as bytes."""
+        return socket.create_connection((HOST, self.port), timeout=PATIENCE)
+
+    def keepers(self) -> list[int]:
+        """Returns the numbers of its processes that keep tables."""
+        return [each for each in descendants(self.pid) if "spawn_main" in _command(each)]
+
+    def end(self) -> None:
+        """Ends it as an operator does, and checks that it leaves no process."""
+        processes = descendants(self.pid)
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(PATIENCE) == 0, self.log
+        until(lambda: not any(is_alive(each) for each in processes))
+
+
+def reply_of(response: http.client.HTTPResponse) -> Reply:
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return response.status, headers, response.read()
+
+
+@contextmanager
+def running(
+    folder: Path,
+    *options: str,
+    model: str = "tests.serve.ranker:build",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
+    """Runs a service, and ends it.
+
+    Args:
+        folder: where it leaves its output and its temporary files.
+        options: options of the command besides the model and the ports.
+        model: where the function is that returns the model.
+        environment: variables in addition to those of this process.
+    """
+    port, grpc_port = free_ports(2)
+    log = folder / "log.txt"
+    ports = ["--port", str(port), "--grpc-port", str(grpc_port)]
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*COMMAND, model, *options, *ports],
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "TMPDIR": str(temporary), **(environment or {})},
+        )
+    service = Running(process, port, grpc_port, model.partition(":")[0].rpartition(".")[2], log)
+    try:
+        until(lambda: process.poll() is not None or service.ready())
+        assert process.poll() is None, service.log
+        yield service
+        if process.poll() is None:
+            service.end()
+            assert not list(temporary.iterdir())
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns the numbers of all processes that a process has started, and these."""
+    parents: dict[int, list[int]] = {}
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(each.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(each.parent.name))
+    found = parents.get(pid, [])
+    return [*found, *(deeper for each in found for deeper in descendants(each))]
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid) not in "XZ"
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

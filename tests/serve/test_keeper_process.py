@@ -1,0 +1,135 @@
+"""The process that keeps the tables: its deaths, new checkpoints, and the end of the service."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.direct.nodes import until
+from tests.serve import ranker
+from tests.serve.asking import Answered, by_grpc, by_json, drawn, json_of
+from tests.serve.running import Running, is_alive, running
+
+pytestmark = pytest.mark.full
+
+CASE = drawn(3, 1)
+DEADLINE = ["--deadline-ms", "60000"]
+
+
+def version_in(answer: Answered) -> int:
+    """Returns the version of an answer, which has the scores of that version."""
+    version = int(answer.version.partition("@")[0].removeprefix("v"))
+    for name, values in CASE.scores(version).items():
+        np.testing.assert_allclose(answer.outputs[name], values, rtol=1e-5, atol=1e-4)
+    return version
+
+
+def served(service: Running) -> int:
+    return version_in(by_json(service, CASE.ragged()))
+
+
+@contextmanager
+def asked_all_the_while(service: Running) -> Iterator[None]:
+    """Asks again and again; each answer is right."""
+    ends, failures = threading.Event(), []
+
+    def ask() -> None:
+        try:
+            while not ends.is_set():
+                served(service)
+                version_in(by_grpc(service, CASE.ragged()))
+                time.sleep(0.01)  # a keeper is made when nobody else needs the processor
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+    assert not failures
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("watched")
+    (made / "new").mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def watched(folder: Path) -> Iterator[Running]:
+    """A service of version 1 that watches `folder / "new"`. Each test leaves it with a newer
+    one."""
+    checkpoint = ranker.write_checkpoint(folder, 1)
+    options = ["--checkpoint", str(checkpoint), "--watch", str(folder / "new"), *DEADLINE]
+    with running(folder, *options) as service:
+        # Who takes the tables over has nothing to load.
+        shutil.rmtree(checkpoint)
+        yield service
+
+
+def test_a_keeper_that_is_killed_has_a_successor(watched: Running, folder: Path):
+    [keeper] = watched.keepers()
+    before = served(watched)
+    with asked_all_the_while(watched):
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: watched.keepers() not in ([], [keeper]))
+        [successor] = watched.keepers()
+        ranker.write_checkpoint(folder / "new", before + 1)
+        until(lambda: served(watched) == before + 1)
+    assert watched.keepers() == [successor]
+    assert watched.ready()
+
+
+def test_a_version_without_scores_is_not_served(watched: Running, folder: Path):
+    before = served(watched)
+    with asked_all_the_while(watched):
+        ranker.write_checkpoint(folder / "new", before + 1, nan=True)
+        until(lambda: "nan" in watched.log)
+        assert served(watched) == before
+        ranker.write_checkpoint(folder / "new", before + 2)
+        until(lambda: served(watched) == before + 2)
+
+
+def test_a_keeper_that_hangs_holds_no_answer_up(watched: Running, folder: Path):
+    [keeper] = watched.keepers()
+    before = served(watched)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        ranker.write_checkpoint(folder / "new", before + 1)
+        for _ in range(5):
+            assert served(watched) == before
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    until(lambda: served(watched) == before + 1)
+
+
+def test_what_was_begun_is_answered_when_the_service_is_told_to_end(watched: Running):
+    """It is the last one of this module."""
+    body = json.dumps(json_of(CASE.ragged())).encode()
+    keepers = watched.keepers()
+    with watched.connect() as begun, watched.connect() as idle:
+        head = f"POST {watched.infer_path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        begun.sendall(head.encode() + body[:-1])
+        assert watched.ready()  # it has read the above
+        # As systemd has it: all of them are told.
+        for each in (watched.pid, *keepers):
+            os.kill(each, signal.SIGTERM)
+        assert idle.recv(1) == b""
+        assert all(is_alive(each) for each in keepers)
+        begun.sendall(body[-1:])
+        assert begun.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        assert begun.recv(1) == b""
+    assert watched.process.wait(60) == 0, watched.log
+    until(lambda: not any(is_alive(each) for each in keepers))

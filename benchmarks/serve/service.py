@@ -99,13 +99,11 @@ def started(
             said = output.read().decode(errors="replace")[-4000:]
             raise RuntimeError(f"{shlex.join(command)} {error}:\n{said}") from None
         finally:
-            processes = family(process.pid)
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-            for each in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

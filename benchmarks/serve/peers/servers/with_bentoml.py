@@ -53,6 +53,6 @@ class Scores:
         max_latency_ms=_SERVING.deadline_ms,
         route="/score",
     )
-    async def score(self, bodies: list[bytes]) -> list[bytes]:
-        """Answers in the loop's thread: on one core another one would only take turns with it."""
+    def score(self, bodies: list[bytes]) -> list[bytes]:
+        """Answers in a thread: BentoML knows how long a request has waited only once it read it."""
         return self._scorer(bodies)

@@ -49,10 +49,7 @@ def main() -> None:
     serving = told()
     hush()
     server = litserve.LitServer(
-        ScoreApi(serving),
-        accelerator="cpu",
-        timeout=serving.deadline_ms / 1000,
-        fast_queue=True,
+        ScoreApi(serving), accelerator="cpu", timeout=serving.deadline_ms / 1000
     )
     server.run(
         host="127.0.0.1",

@@ -21,6 +21,7 @@ from benchmarks.overlap import backward, late_wait
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
+from benchmarks.serve import page as serve
 from benchmarks.simulator import lag, links, traced, transformer
 from benchmarks.simulator import page as simulator
 from benchmarks.soak import soak
@@ -49,6 +50,9 @@ PROGRAMS = {
     "quantized": "quantized.study",
     "quantized_modules": "modules.quantized",
     "service_tables": "direct.service_tables",
+    "serving": "serve.load",
+    "serving_costs": "serve.costs",
+    "serving_refreshes": "serve.refresh",
     "sharding_search": "planner.search",
     "simulator": "simulator.study",
     "simulator_lag": "simulator.lag",
@@ -121,6 +125,9 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/direct-reads.md", "switches"): (direct.switches_section, "direct_switches"),
     ("docs/results/direct-reads.md", "service"): (direct.service_tables_section, "service_tables"),
     ("docs/results/direct-reads.md", "quantized"): (modules.quantized_section, "quantized_modules"),
+    ("docs/results/serving.md", "costs"): (serve.costs_section, "serving_costs"),
+    ("docs/results/serving.md", "load"): (serve.load_section, "serving"),
+    ("docs/results/serving.md", "refreshes"): (serve.refresh_section, "serving_refreshes"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
     ("docs/results/overlap.md", "results"): (backward.section, "overlap"),

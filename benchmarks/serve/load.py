@@ -14,7 +14,7 @@ from benchmarks.harness.statistics import Spread
 from benchmarks.serve import model, shape
 from benchmarks.serve.capacity import Run, capacity, valid
 from benchmarks.serve.generator import Generator, Load
-from benchmarks.serve.outcome import PERCENTILES, REFUSALS, Outcome, latency_ms, table
+from benchmarks.serve.outcome import EARLY, PERCENTILES, REFUSALS, Outcome, latency_ms, table
 from benchmarks.serve.page import load_section
 from benchmarks.serve.service import served
 
@@ -22,12 +22,12 @@ from benchmarks.serve.service import served
 LEVELS = (0.5, 0.8, 1.5, 3.0)
 BUILDS = {"float": "build", "INT8": "build_int8"}
 FULL = {
-    **{"rows": shape.ROWS, "deadline_s": shape.DEADLINE_S},
+    **{"rows": shape.ROWS, "deadline_s": shape.DEADLINE_S, "options": []},
     **{"first": 200.0, "step_s": 10.0, "run_s": 20.0, "repetitions": 3},
 }
 # Without a search, and with time enough on a machine that does other things.
 QUICK = {
-    **{"rows": shape.QUICK_ROWS, "deadline_s": 5.0},
+    **{"rows": shape.QUICK_ROWS, "deadline_s": 5.0, "options": ["--no-compile"]},
     **{"first": 50.0, "step_s": 0.0, "run_s": 0.5, "repetitions": 1},
 }
 
@@ -67,6 +67,7 @@ def _summary(outcomes: list[Outcome]) -> dict[str, Any]:
         "offered": sum(each.offered for each in outcomes),
         "answers_ms": answers,
         "refusals_p99_ms": latency_ms(outcomes, 99, *REFUSALS),
+        "early_refusals_p99_ms": latency_ms(outcomes, 99, *EARLY),
         "lag_p99_ms": Spread([each.lag_p99_ms for each in outcomes]),
         "generator_cores": Spread([each.generator_s / each.seconds for each in outcomes]),
         "server_cores": Spread([each.server_s / each.seconds for each in outcomes]),
@@ -83,7 +84,7 @@ def main() -> None:
         rows = settings["rows"]
         model.write_checkpoint(checkpoint, rows)
         for tables, build in model.BUILDS[rows].items():
-            with served(build, checkpoint) as service:
+            with served(build, checkpoint, *settings["options"]) as service:
                 load = service.load(rows, settings["deadline_s"])
                 results.append({"tables": tables, **measure(load, settings)})
     record.publish(arguments.json, "serving", before, settings, results, load_section)

@@ -17,14 +17,20 @@ def load_section(record: Record) -> str:
         rows += [_row(result["tables"], level) for level in levels]
     header = [
         *("tables", "% of the capacity", "requests/s", "in time/s", "late, %", "refused, %"),
-        *("failed", *(f"p{percent:g}" for percent in PERCENTILES), "refusals, p99"),
+        *(
+            "failed",
+            *(f"p{percent:g}" for percent in PERCENTILES),
+            "refused, p99",
+            "of it 503, p99",
+        ),
         *("service", "generator"),
     ]
     settings = record["settings"]
     return page.section(
         record,
         f"At most {1000 * settings['deadline_s']:g} ms from the intended send are in time; late is "
-        "a share of the answers, refused of the requests. Latencies in ms, over "
+        "a share of the answers, refused of the requests; 504 is a request that was admitted and "
+        "became hopeless. Latencies in ms, over "
         f"{settings['repetitions']} runs of {settings['run_s']:g} s; CPU of the service and of the "
         "generator in cores; else medians:",
         page.table(header, rows),
@@ -73,6 +79,7 @@ def _row(tables: str, level: dict[str, Any]) -> list[object]:
         sum(level["failed"].values()),
         *(_ms(level["answers_ms"][f"p{percent:g}"]) for percent in PERCENTILES),
         _ms(level["refusals_p99_ms"]),
+        _ms(level["early_refusals_p99_ms"]),
         f"{level['server_cores']['median']:.2f}",
         f"{level['generator_cores']['median']:.2f}",
     ]
@@ -80,3 +87,23 @@ def _row(tables: str, level: dict[str, Any]) -> list[object]:
 
 def _ms(latency: float | None) -> str:
     return "" if latency is None else f"{latency:.1f}"
+
+
+def costs_section(record: Record) -> str:
+    """CPU of a request in the model and beside it."""
+    rows = [
+        [
+            f"{each['rate']:g}",
+            *(f"{each[name]['median']:.2f}" for name in ("request_ms", "model_ms", "beside_ms")),
+            f"{each['beside_ms']['min']:.2f} to {each['beside_ms']['max']:.2f}",
+        ]
+        for each in record["results"]
+    ]
+    idle = record["results"][0]["idle_cores"]
+    return page.section(
+        record,
+        "CPU of a request of 32 candidates, binary, ms, medians of "
+        f"{record['settings']['repetitions']} runs. Without requests the worker takes {idle:.3f} "
+        "cores, which are taken off:",
+        page.table(["requests/s", "in all", "the model", "beside it", "range"], rows),
+    )

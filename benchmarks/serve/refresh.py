@@ -29,12 +29,12 @@ from benchmarks.serve.service import GENERATOR_CORE, SERVER_CORE, served
 _DIFFERENT = 3
 _STEP = 4 << 20
 FULL = {
-    **{"rows": shape.ROWS, "deadline_s": shape.DEADLINE_S},
+    **{"rows": shape.ROWS, "deadline_s": shape.DEADLINE_S, "options": []},
     **{"seconds": 300.0, "every_s": 10.0, "warm_s": 5.0},
 }
 # With time enough on a machine that does other things.
 QUICK = {
-    **{"rows": shape.QUICK_ROWS, "deadline_s": 5.0},
+    **{"rows": shape.QUICK_ROWS, "deadline_s": 5.0, "options": ["--no-compile"]},
     **{"seconds": 5.0, "every_s": 1.5, "warm_s": 0.5},
 }
 
@@ -129,7 +129,7 @@ def loaded(
     """A run during which checkpoints come, and how many."""
     directory = folder / ("watched" if watched else "beside")
     directory.mkdir()
-    options = ["--watch", str(directory)] if watched else []
+    options = [*settings["options"], *(["--watch", str(directory)] if watched else [])]
     with (
         served(build, sources[0], *options) as service,
         contextlib.nullcontext(lambda path: None) if watched else copier() as tell,

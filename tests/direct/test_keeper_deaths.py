@@ -113,12 +113,14 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
         _, places = processes.call("nursery", walk_in_child, 2, drain, None)
         assert len(places) > 100
         processes.call("reader", go_over, 2)
-        shown, seen_drained = 2, 0
+        shown, seen_drained, alive = 2, 0, 0
         for place in some_of(places, step):
             new, last = shown % 3 + 1, (shown + 1) % 3 + 1
             what = f"{Path(place[0]).name}:{place[1]}"
             ended_by, _ = processes.call("nursery", walk_in_child, new, drain, place)
-            assert ended_by == signal.SIGKILL, what
+            # Some lines are reached by luck: they look at processes that happen to be there.
+            assert ended_by in (signal.SIGKILL, 0), what
+            alive += ended_by == 0
             seen = processes.call("reader", look)
             assert seen in (shown, new, *([0] if drain else [])), (what, seen)
             seen_drained += seen == 0
@@ -127,6 +129,7 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
             processes.call("successor", give_up)
             shown = last
         assert (seen_drained > 0) == drain
+        assert alive <= len(places) // 50
 
 
 @pytest.mark.parametrize("drain", [False, True])

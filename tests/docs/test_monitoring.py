@@ -50,7 +50,7 @@ def exported() -> dict[str, set[str]]:
     registry.register(ChannelCollector(lambda: [channel]))
     registry.register(ServingCollector(lambda: made_up_state(rank=0, owners_gone=(0,))))
     observer = Observer(lambda: None)
-    observer.add(WorkCollector(lambda: 0, lambda: Costs(1.0, 1.0, 1.0), Refreshes))
+    observer.add(WorkCollector(lambda: 0, lambda: Costs(1.0, 1.0, 1.0), lambda: 1.0, Refreshes))
     families = [
         *registry.collect(),
         *text_string_to_metric_families(observer.exposition().decode()),

@@ -8,6 +8,7 @@ took more than 256 MiB beside the libraries.
 
 import argparse
 import copy
+import gc
 import json
 import random
 import resource
@@ -278,6 +279,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first one")
     arguments = parser.parse_args()
+    # As the service does: a look at all that the libraries have made takes a fifth of a second.
+    gc.collect()
+    gc.freeze()
     began = time.monotonic()
     counts = fuzz(arguments.cases, arguments.seed)
     print(f"{dict(sorted(counts.items()))}, {time.monotonic() - began:.0f} s")

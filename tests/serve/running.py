@@ -142,7 +142,7 @@ def running(
     temporary.mkdir()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*COMMAND, model, *options, *ports],
+            [*COMMAND, model, "--no-compile", *options, *ports],
             stdout=file,
             stderr=file,
             env={**os.environ, "TMPDIR": str(temporary), **(environment or {})},

@@ -65,7 +65,7 @@ def test_options_reach_the_service() -> None:
     given = (
         "serve some_ranker:build --checkpoint weights --watch new --drain --deadline-ms 7.5 "
         "--max-samples 64 --max-body-mib 0.5 --name clicks --host 0.0.0.0 --port 80 --grpc-port 0 "
-        "--socket tables --dense-features 13 --access-log"
+        "--socket tables --dense-features 13 --no-compile --access-log"
     )
     assert run(given.split()) == 0
     assert Recorder.made[1] == {
@@ -78,6 +78,7 @@ def test_options_reach_the_service() -> None:
         "grpc_port": None,
         "path": Path("tables"),
         "dense_features": 13,
+        "compile": False,
         "access_log": True,
     }
 

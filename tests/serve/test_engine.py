@@ -225,10 +225,20 @@ def test_admission(engine: Engine) -> None:
         with pytest.raises(RequestError, match=says) as raised:
             engine.check(samples, 0, now + within)
         assert raised.value.outcome is Outcome.REFUSED
-        assert raised.value.retry_s is not None and raised.value.retry_s > 0
+        assert raised.value.retry_s is None  # alone it would be late again
     assert engine.deadline(5.0, None) == 25.0
     assert engine.deadline(5.0, 1000) == 5.001
     assert engine.deadline(5.0, -(2**63)) < 0
+
+
+def test_a_refusal_beside_others_may_be_tried_again(engine: Engine) -> None:
+    async def ask() -> None:
+        submit(engine, [1], within=60)
+        with pytest.raises(RequestError, match="1 requests wait") as raised:
+            engine.check(10, 0, time.monotonic() + 0.001)
+        assert raised.value.retry_s is not None and raised.value.retry_s > 0
+
+    asyncio.run(ask())
 
 
 def test_a_queue_has_an_end(engine: Engine) -> None:

@@ -59,11 +59,14 @@ def test_work_and_refreshes_are_read_at_each_scrape() -> None:
     facts: dict[str, Any] = {"waiting": 0, "costs": Costs(1e-3, 2e-6, 3e-8), "told": Refreshes()}
     observer = Observer(made_up_state)
     observer.add(
-        WorkCollector(lambda: facts["waiting"], lambda: facts["costs"], lambda: facts["told"])
+        WorkCollector(
+            lambda: facts["waiting"], lambda: facts["costs"], lambda: 2.5, lambda: facts["told"]
+        )
     )
     values = scrape(observer)
     assert values["requests_waiting"] == values["refresh_problem"] == 0
     assert values["failed_refreshes_total"] == 0
+    assert values["model_seconds_total"] == 2.5
     assert values["predicted_cost_seconds{of=batch}"] == 1e-3
     assert values["predicted_cost_seconds{of=sample}"] == 2e-6
     assert values["predicted_cost_seconds{of=id}"] == 3e-8

@@ -16,6 +16,7 @@ from torch import nn
 from tests.direct.nodes import until
 from tests.serve import ranker
 from tests.serve.running import COMMAND, HOST, PATIENCE, descendants, free_ports, is_alive
+from torchrec_bls.serve.keeper_process import KeeperProcess, Keeping
 from torchrec_bls.serve.service import Service
 
 pytestmark = pytest.mark.full
@@ -113,6 +114,15 @@ def test_what_can_not_be_served(
         Service(build, tmp_path / checkpoint, port=0, grpc_port=None).run()
     assert not list(temporary.iterdir())
     assert not multiprocessing.active_children()
+
+
+def test_a_keeper_that_is_killed_while_it_loads(tmp_path: Path):
+    keeping = Keeping(ranker.build_that_waits, "none", str(tmp_path / "k"), None, False, None)
+    with KeeperProcess(keeping) as keeper:
+        [process] = multiprocessing.active_children()
+        process.kill()
+        with pytest.raises(RuntimeError, match="status -9"):
+            keeper.wait()
 
 
 def test_the_command_says_in_its_last_line_what_is_wrong(tmp_path: Path):

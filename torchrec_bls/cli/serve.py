@@ -51,6 +51,12 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="dense features of the model (default: found by calls)",
     )
+    model(
+        "--no-compile",
+        action="store_true",
+        help="leave the dense part as it is; else it is compiled if that makes batches faster, "
+        "which takes a minute at the first start",
+    )
     promise = parser.add_argument_group("promise").add_argument
     promise(
         "--deadline-ms",
@@ -155,6 +161,7 @@ def _run_service(options: argparse.Namespace) -> None:
             grpc_port=options.grpc_port or None,
             path=options.socket,
             dense_features=options.dense_features,
+            compile=not (options.no_compile or options.demo),
             access_log=options.access_log,
         ).run()
 

@@ -1,6 +1,7 @@
 """Runs the model for the requests that wait, in the thread of the event loop."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -154,6 +155,15 @@ class Engine:
         self._waiting.add(request)
         self._wake.set()
         return request
+
+    def ask_nothing(self, features: Features) -> None:
+        """Runs a batch for nobody, whatever comes of it.
+
+        Args:
+            features: features of a request that is made up.
+        """
+        request = self.submit(features, math.inf, time.monotonic())
+        request.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
 
     async def run(self) -> None:
         """Runs batches until it is cancelled. If it ends by an error, nobody waits any more."""

@@ -75,7 +75,6 @@ class KeeperProcess:
         self._keeping = keeping
         self._pause = _PAUSE
         self._next = 0.0
-        self._has_tables = False
         self._start()
 
     def __enter__(self) -> "KeeperProcess":
@@ -92,15 +91,22 @@ class KeeperProcess:
         """
         end = time.monotonic() + _LOADING
         while time.monotonic() < end:
-            if self._connection.poll(0.1):
-                problem = self._take(self._receive())
-                if problem:
-                    raise RuntimeError(f"the tables can't be loaded: {problem}")
-                if self._has_tables:
-                    return
-            elif not self._process.is_alive():
+            if not self._connection.poll(0.1):
+                continue
+            message = self._receive()
+            if message is None:
+                self._process.join(_ENDING)
                 break
-        raise RuntimeError("the process that keeps the tables has ended: its log says why")
+            problem = self._take(message)
+            if problem:
+                raise RuntimeError(f"the tables can't be loaded: {problem}")
+            if self._has_tables:
+                return
+        raise RuntimeError(
+            "the process that keeps the tables has ended before they were loaded, with status "
+            f"{self._process.exitcode}: its log says why, or the kernel's if it was killed (-9) "
+            "since there was no memory"
+        )
 
     def look(self) -> None:
         """Takes what the keeper says, and begins another one if it has ended."""

@@ -32,6 +32,7 @@ class ModelCalls:
 
     Attributes:
         dense_columns: number of its dense features; 0 if it takes none.
+        seconds: seconds that the model has taken, in all calls.
         model: see above; whoever has another form of it, such as a compiled one, may set it.
 
     Raises:
@@ -43,14 +44,14 @@ class ModelCalls:
         self.model: Any = model
         self._keys = list(keys)
         self.dense_columns = 0
+        self.seconds = 0.0
         readers = reading_modules(model).values()
         self._is_weighted = any(each.input_check.is_weighted for each in readers)
         for each in readers:
             if self._is_weighted and not each.input_check.is_weighted:
                 # It would use the weights, as TorchRec's sharded modules do. Others pass them over.
-                cast("nn.Module", each).register_forward_pre_hook(
-                    _without_weights, with_kwargs=True
-                )
+                module = cast("nn.Module", each)
+                module.register_forward_pre_hook(_without_weights, with_kwargs=True)
         if _takes_dense(model):
             self.dense_columns = dense_columns or self._found_columns(model)
 
@@ -66,10 +67,10 @@ class ModelCalls:
         """
         with torch.no_grad():
             ids = ids_of(requests, self._keys)
-            if requests[0].dense is None:
-                returned = self.model(ids)
-            else:
-                returned = self.model(dense_of(requests), ids)
+            arguments = (ids,) if requests[0].dense is None else (dense_of(requests), ids)
+            began = time.perf_counter()
+            returned = self.model(*arguments)
+            self.seconds += time.perf_counter() - began
         return outputs_of(returned, sum(each.samples for each in requests))
 
     def _found_columns(self, model: nn.Module) -> int:

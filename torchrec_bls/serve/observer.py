@@ -122,6 +122,7 @@ class WorkCollector(Collector):
     Args:
         waiting: function that returns how many requests wait for a batch.
         costs: function that returns what a batch is expected to take.
+        model_s: function that returns the seconds that the model has taken.
         refreshes: function that returns what became of new checkpoints.
     """
 
@@ -129,10 +130,12 @@ class WorkCollector(Collector):
         self,
         waiting: Callable[[], int],
         costs: Callable[[], Costs],
+        model_s: Callable[[], float],
         refreshes: Callable[[], Refreshes],
     ) -> None:
         self._waiting = waiting
         self._costs = costs
+        self._model_s = model_s
         self._refreshes = refreshes
 
     def collect(self) -> Iterator[Metric]:
@@ -141,6 +144,11 @@ class WorkCollector(Collector):
             "torchrec_bls_requests_waiting",
             "Requests that wait for a batch.",
             value=self._waiting(),
+        )
+        yield CounterMetricFamily(
+            "torchrec_bls_model_seconds",
+            "Time that the model has taken, the warm-up included.",
+            value=self._model_s(),
         )
         costs = GaugeMetricFamily(
             "torchrec_bls_predicted_cost_seconds",

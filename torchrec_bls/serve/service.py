@@ -21,11 +21,12 @@ from torchrec_bls.direct.offers.attach import attach
 from torchrec_bls.direct.serving.publishing import serving_state
 from torchrec_bls.errors import named
 from torchrec_bls.serve.access_log import AccessLog
+from torchrec_bls.serve.compiled import Measured, compile_if_faster
 from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.desk import Desk
 from torchrec_bls.serve.engine import Engine
 from torchrec_bls.serve.grpc_service import GrpcService
-from torchrec_bls.serve.inputs import ModelInputs, features_in
+from torchrec_bls.serve.inputs import Features, ModelInputs, features_in
 from torchrec_bls.serve.keeper_process import KeeperProcess, Keeping
 from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
 from torchrec_bls.serve.observer import Observer, WorkCollector
@@ -62,6 +63,8 @@ class Service:
         path: path of the keeper's socket, so that other processes can attach. None: one in a
             folder that is deleted at the end.
         dense_features: number of the model's dense features. None: it is found by calls.
+        compile: whether the dense part is compiled where that makes batches faster, which takes
+            a minute at the first start. The code is kept in a folder beside the checkpoint.
         access_log: whether a line is written for each request.
 
     Raises:
@@ -82,6 +85,7 @@ class Service:
         grpc_port: int | None = 8001,
         path: str | os.PathLike[str] | None = None,
         dense_features: int | None = None,
+        compile: bool = True,
         access_log: bool = False,
     ) -> None:
         if "<" in getattr(build, "__qualname__", "<"):
@@ -102,6 +106,7 @@ class Service:
         self._grpc_port = grpc_port
         self._path = None if path is None else os.fsdecode(path)
         self._dense_features = dense_features
+        self._compile = compile
         self._access_log = access_log
 
     def run(self) -> None:
@@ -120,10 +125,10 @@ class Service:
     def _run(self) -> None:
         # Of one thread, so that batches take as long as predicted beside other processes.
         torch.set_num_threads(1)
-        with _listening(self._host, self._port, "--port") as listener, ExitStack() as stack:
+        with _bound(self._host, self._port, "--port") as listener, ExitStack() as stack:
             if self._grpc_port is not None:
                 # Its library listens once tables are loaded, which may take minutes.
-                with _listening(self._host, self._grpc_port, "--grpc-port"):
+                with _bound(self._host, self._grpc_port, "--grpc-port"):
                     pass
             path = stack.enter_context(_socket_path(self._path))
             keeping = Keeping(
@@ -143,7 +148,8 @@ class Service:
                 inputs = ModelInputs(
                     features, calls.dense_columns, is_weighted, self._contract.max_samples
                 )
-                predictor = Predictor(list(measured(calls, inputs)))
+                times = self._measured(calls, inputs)
+                predictor = Predictor(times)
                 _log.info(
                     "a batch takes %.2f ms, %.1f us more for each sample and %.2f us for each id",
                     predictor.costs.batch * 1e3,
@@ -157,6 +163,16 @@ class Service:
                     uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
                 finally:
                     gc.unfreeze()  # else nanobind reports objects of triton as leaked
+
+    def _measured(self, calls: ModelCalls, inputs: ModelInputs) -> Measured:
+        def measure() -> Measured:
+            return list(measured(calls, inputs))
+
+        if not self._compile:
+            return measure()
+        times, text = compile_if_faster(calls.model, measure, self._checkpoint)
+        _log.info("%s", text)
+        return times
 
     def _built(self) -> nn.Module:
         try:
@@ -183,7 +199,12 @@ class Service:
         sample = made_up(1, 1, np.array(rows), inputs.dense_columns, inputs.is_weighted)
         outputs = {name: each.shape[1:] for name, each in calls.answered([sample]).items()}
         observer.add(
-            WorkCollector(lambda: engine.waiting, lambda: predictor.costs, lambda: keeper.refreshes)
+            WorkCollector(
+                lambda: engine.waiting,
+                lambda: predictor.costs,
+                lambda: calls.seconds,
+                lambda: keeper.refreshes,
+            )
         )
         facts = ServingFacts(
             self._name,
@@ -221,7 +242,7 @@ class Service:
             _log.info("serving gRPC at %s", _place(self._host, self._grpc_port))
         work = [
             asyncio.create_task(engine.run()),
-            asyncio.create_task(_watch(model, engine, keeper)),
+            asyncio.create_task(_watch(model, engine, keeper, sample)),
         ]
         for task in work:
             task.add_done_callback(lambda _: server.end())
@@ -254,21 +275,29 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _watch(model: nn.Module, engine: Engine, keeper: KeeperProcess) -> None:
+async def _watch(model: nn.Module, engine: Engine, keeper: KeeperProcess, sample: Features) -> None:
     """Follows the state of the tables and of the process that keeps them."""
     while True:
-        engine.drained_for = serving_state(model).drained_for
+        state = serving_state(model)
+        engine.drained_for = state.drained_for
+        if state.serial < state.announced_serial and not engine.waiting and not state.drained_for:
+            # Batches change versions. Who asks for the new one alone would never get it.
+            engine.ask_nothing(sample)
         keeper.look()
         await asyncio.sleep(_LOOK)
 
 
 @contextmanager
-def _listening(host: str, port: int, option: str) -> Iterator[socket.socket]:
-    """Yields a socket that listens, so that a port that is taken is found before all else."""
+def _bound(host: str, port: int, option: str) -> Iterator[socket.socket]:
+    """Yields a socket that is bound, so that a port that is taken is found before all else. Who
+    connects before the service listens is refused at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
     try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
+        listener.close()
         cause = getattr(error, "strerror", None) or error
         raise OSError(
             f"cannot listen at {_place(host, port)}: {cause}. Give another port ({option}), or "

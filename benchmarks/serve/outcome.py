@@ -12,7 +12,7 @@ from benchmarks.harness import page
 from benchmarks.serve.open_loop import GIVE_UP_S, MALFORMED, NOTHING, RESET, OpenLoop
 
 #: Statuses by which servers refuse a request that would be late.
-REFUSALS = (429, 503, 504)
+REFUSALS = (408, 429, 503, 504)
 #: Of a server that decides when a request comes: 504 is one that it had admitted.
 EARLY = (503,)
 #: A run whose sends lag more than this at the 99th percentile says nothing of the server.

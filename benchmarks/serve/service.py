@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,29 +50,54 @@ def served(build: str, checkpoint: Path, *options: str) -> Iterator[Service]:
     Raises:
         RuntimeError: the service ends before it is ready, or is not ready in time; with its output.
     """
-    port = _free_port()
+    port = free_port()
     command = [
-        *("taskset", "--cpu-list", str(SERVER_CORE)),
         *(str(Path(sys.executable).with_name("torchrec-bls")), "serve"),
         *(f"benchmarks.serve.model:{build}", "--checkpoint", str(checkpoint), "--name", MODEL),
         *("--port", str(port), "--grpc-port", "0", *options),
     ]
+    ready = f"http://127.0.0.1:{port}/v2/health/ready"
+    with started(command, lambda: _answers(ready)) as processes:
+        yield Service(f"http://127.0.0.1:{port}/v2/models/{MODEL}/infer", processes)
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str],
+    is_ready: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[list[int]]:
+    """Runs a server on one core until it is ready, and as long as the context lasts.
+
+    Args:
+        command: starts it.
+        is_ready: whether it answers.
+        environment: variables, besides those of this process.
+
+    Yields:
+        All of its processes.
+
+    Raises:
+        RuntimeError: it ends before it is ready, or is not ready in time; with its output.
+    """
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command,
+            # It ends with this process, however that ends.
+            ["setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(SERVER_CORE), *command],
             cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            _wait_until_ready(process, f"http://127.0.0.1:{port}/v2/health/ready")
-            url = f"http://127.0.0.1:{port}/v2/models/{MODEL}/infer"
-            yield Service(url, family(process.pid))
+            _wait_until_ready(process, is_ready)
+            yield family(process.pid)
         except _NotReadyError as error:
             output.seek(0)
             said = output.read().decode(errors="replace")[-4000:]
-            raise RuntimeError(f"{' '.join(command)} {error}:\n{said}") from None
+            raise RuntimeError(f"{shlex.join(command)} {error}:\n{said}") from None
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -81,23 +107,30 @@ def served(build: str, checkpoint: Path, *options: str) -> Iterator[Service]:
             process.wait()
 
 
-class _NotReadyError(Exception):
-    pass
-
-
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     return port
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", url: str) -> None:
+def _answers(url: str) -> bool:
+    # A URLError is an OSError, and so is a status that says "not yet".
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
+
+
+class _NotReadyError(Exception):
+    pass
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", is_ready: Callable[[], bool]) -> None:
     end = time.monotonic() + _READY_S
     while time.monotonic() < end:
         if process.poll() is not None:
             raise _NotReadyError(f"ended with {process.returncode}")
-        # A URLError is an OSError, and so is a status that says "not yet".
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        if is_ready():
             return
         time.sleep(0.1)
     raise _NotReadyError(f"was not ready within {_READY_S:g} s")

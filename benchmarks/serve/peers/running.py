@@ -1,0 +1,103 @@
+"""The peers as processes: how each is started, told and asked."""
+
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from benchmarks.serve import traffic
+from benchmarks.serve.generator import Encode
+from benchmarks.serve.peers import wire
+from benchmarks.serve.peers.install import interpreter
+from benchmarks.serve.peers.serving import Serving
+from benchmarks.serve.responses import Response
+from benchmarks.serve.service import Service, started
+
+_ANSWER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server as software.
+
+    Attributes:
+        title: its name.
+        path: of requests.
+        command: starts it.
+        environment: what it is told by variables, besides `Serving.environment`.
+    """
+
+    title: str
+    path: str
+    command: Callable[[Serving], list[str]]
+    environment: Callable[[Serving], dict[str, str]] = lambda _: {}
+
+    @property
+    def encode(self) -> Encode:
+        """Makes a POST of a request."""
+        return functools.partial(wire.encode, path=self.path)
+
+
+def _module(name: str) -> Callable[[Serving], list[str]]:
+    module = f"benchmarks.serve.peers.servers.with_{name}"
+    return lambda _: [str(interpreter(name)), "-m", module]
+
+
+def _bentoml(serving: Serving) -> list[str]:
+    program = str(interpreter("bentoml").with_name("bentoml"))
+    place = ["--host", "127.0.0.1", "--port", str(serving.port)]
+    return [program, "serve", "benchmarks.serve.peers.servers.with_bentoml:Scores", *place]
+
+
+def _mosec_environment(serving: Serving) -> dict[str, str]:
+    told = {
+        "MOSEC_ADDRESS": "127.0.0.1",
+        "MOSEC_PORT": str(serving.port),
+        "MOSEC_TIMEOUT": str(serving.deadline_ms),
+        "MOSEC_LOG_LEVEL": "error",
+    }
+    if serving.queue is not None:
+        told["MOSEC_CAPACITY"] = str(serving.queue)
+    return told
+
+
+PEERS = {
+    "fastapi": Peer("FastAPI", "/score", _module("fastapi")),
+    "litserve": Peer("LitServe", "/score", _module("litserve")),
+    "bentoml": Peer("BentoML", "/score", _bentoml, lambda _: {"BENTOML_DO_NOT_TRACK": "True"}),
+    "mosec": Peer("Mosec", "/inference", _module("mosec"), _mosec_environment),
+}
+
+
+@contextmanager
+def running(name: str, serving: Serving) -> Iterator[Service]:
+    """Runs a peer, all of it on one core, until it answers and as long as the context lasts.
+
+    Raises:
+        RuntimeError: it ends before it answers, or does not in time; with its output.
+    """
+    peer = PEERS[name]
+    request = peer.encode(next(traffic.requests(1, serving.rows)))
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        **serving.environment(),
+        **peer.environment(serving),
+    }
+    is_ready = functools.partial(_answers, serving.port, request)
+    with started(peer.command(serving), is_ready, environment) as processes:
+        yield Service(f"http://127.0.0.1:{serving.port}{peer.path}", processes)
+
+
+def _answers(port: int, request: bytes) -> bool:
+    """Whether a request gets status 200."""
+    response = Response()
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_S) as connection:
+            connection.sendall(request)
+            while True:
+                piece = connection.recv(1 << 16)
+                if not piece or response.add(piece):
+                    return response.status == 200
+    except (OSError, ValueError):
+        return False

@@ -82,6 +82,11 @@ def make_arguments(model: nn.Module, program: str, seed: int, samples: int = 7) 
     clicked = torch.randint(2, (samples,), generator=generator).float()
     dense = torch.rand(samples, _DENSE_FEATURES, generator=generator)
     possible = {"ids": ids, "clicked": clicked, "batch": Batch(dense, ids, clicked)}
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):  # it takes them beside all embeddings
+            columns = layer.in_features - sum(config.embedding_dim for config in configs)
+            possible["dense"] = torch.rand(samples, max(columns, 0), generator=generator)
+            break
     (model_class,) = _models_of(program)
     (forward,) = (
         each

@@ -143,6 +143,7 @@ def test_all_taught_models_are_found() -> None:
         "new-weights/served.py",
         "overlap/overlapped.py",
         "refresh-a-service/ranker.py",
+        "serve-a-model/ranker.py",
         "unmodified-torchrec/unmodified.py",
     }
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrec_bls.serve import predictor as predictor_module
 from torchrec_bls.serve.predictor import Predictor
 
 SIZES = [(samples, samples * ids) for samples in (1, 8, 32, 128) for ids in (26, 104)]
@@ -90,6 +91,19 @@ def test_ends_before_the_prediction_need_no_margin() -> None:
     for _ in range(1024):
         made.observe_end(-1e-3)
     assert made.margin_s == 0
+
+
+def test_ends_of_long_ago_need_no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(predictor_module.time, "monotonic", lambda: now)
+    made = predictor()
+    for _ in range(64):
+        made.observe_end(0.5)
+    assert made.margin_s == 0.5
+    now += 1.1
+    for _ in range(32):
+        made.observe_end(0.001)
+    assert made.margin_s == 0.001
 
 
 def test_one_slow_batch_of_many_changes_little() -> None:

@@ -197,6 +197,18 @@ def test_what_comes_beside_the_model_and_a_margin_count_for_the_forecast() -> No
     assert waiting.next_batch(0.0)[0].end == 15
 
 
+def test_a_margin_takes_half_of_a_request_s_time_at_most() -> None:
+    """A machine that stood still for long is no reason to refuse who finds nobody waiting."""
+    waiting = waiting_of(COSTS, [])
+    waiting._predictor.margin_s = 10.0
+    assert waiting.forecast(15, 0, 0.0051, 0.0).late_s == 0
+    assert waiting.forecast(15, 0, 0.0049, 0.0).late_s > 0
+    # Behind others there is half of its time for all.
+    behind = waiting_of(COSTS, [Asking(15, 0, 0.02)] * 5)
+    behind._predictor.margin_s = 10.0
+    assert behind.forecast(15, 0, 0.02, 0.0).late_s == pytest.approx(0.0025)
+
+
 def test_an_empty_request_costs_a_sample() -> None:
     waiting = waiting_of(COSTS, [Asking(20, 0, 5.0)])
     assert waiting.forecast(0, 0, 0.001, 0.0) == waiting.forecast(1, 0, 0.001, 0.0)

@@ -1,5 +1,6 @@
 """How long a batch will take."""
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,6 +13,9 @@ _BATCHES, _BATCHES_BETWEEN = 256, 16
 # Requests that the margin comes from, how many there are from one to the next, and the share of
 # them that it covers.
 _REQUESTS, _REQUESTS_BETWEEN, _COVERED = 1024, 32, 0.99
+# Seconds after which the end of a request counts no more. Else a moment in which the machine stood
+# still would count for long where it makes few requests be admitted.
+_OUT_OF_DATE = 1.0
 # Seconds that any batch takes at least, so that none takes no time.
 _SHORTEST = 1e-6
 
@@ -61,14 +65,15 @@ class Predictor:
         fitted, _ = nnls(facts / seconds[:, None], np.ones(len(seconds)))
         self._fitted = Costs(*fitted.tolist())
         self._batches: deque[_Batch] = deque(maxlen=_BATCHES)
-        self._delays_s: deque[float] = deque(maxlen=_REQUESTS)
+        # Moments of ends, and their delays.
+        self._ends: deque[tuple[float, float]] = deque(maxlen=_REQUESTS)
         self.forget()
 
     def forget(self) -> None:
         """Forgets all corrections: what was fitted counts again."""
         self._batches.clear()
-        self._delays_s.clear()
-        self._new_batches = self._new_delays = 0
+        self._ends.clear()
+        self._new_batches = self._new_ends = 0
         self.costs = self._fitted
         self.slowdown = self.stretch = 1.0
         self.margin_s = 0.0
@@ -98,13 +103,16 @@ class Predictor:
         Args:
             delay_s: seconds after its predicted end.
         """
-        self._delays_s.append(delay_s)
-        self._new_delays += 1
-        if self._new_delays >= _REQUESTS_BETWEEN:
-            self._new_delays = 0
-            place = int(_COVERED * len(self._delays_s))
-            covered = np.partition(np.array(self._delays_s), place)[place]
-            self.margin_s = max(0.0, float(covered))
+        now = time.monotonic()
+        self._ends.append((now, delay_s))
+        self._new_ends += 1
+        if self._new_ends >= _REQUESTS_BETWEEN:
+            self._new_ends = 0
+            while self._ends[0][0] < now - _OUT_OF_DATE:
+                self._ends.popleft()
+            delays = np.array([each for _, each in self._ends])
+            place = int(_COVERED * len(delays))
+            self.margin_s = max(0.0, float(np.partition(delays, place)[place]))
 
     def _correct(self) -> None:
         self._new_batches = 0

@@ -167,7 +167,7 @@ class Waiting:
         place = self._place(deadline)
         fixed, of_sample, of_id = self._predictor.costs
         longest = longest_batch(fixed)
-        stretch, margin = self._predictor.stretch, self._margin()
+        stretch, margin = self._predictor.stretch, self._predictor.margin_s
         own_end = late = 0.0
         is_own = False  # whether the batch has the new one
         # A batch of `count` samples begins at `begin`, and takes the model `fixed + cost`.
@@ -201,7 +201,10 @@ class Waiting:
             count += each_samples
             if number >= place:
                 end = begin + stretch * (fixed + cost)
-                late = max(late, end - (each_deadline - margin))
+                # A margin of more than half of its time would refuse it where nobody waits, and no
+                # end would ever show that less is enough.
+                own_margin = _MARGIN + min(margin, max(0.0, (each_deadline - now) / 2))
+                late = max(late, end - (each_deadline - own_margin))
                 own_end = end if is_own else own_end
         return Forecast(own_end, late)
 
@@ -251,9 +254,6 @@ class Waiting:
             count += each.samples
         del self._requests[: len(taken)]
         return taken
-
-    def _margin(self) -> float:
-        return _MARGIN + self._predictor.margin_s
 
     def _place(self, deadline: float) -> int:
         return bisect_right(self._requests, deadline, key=lambda each: each.deadline)

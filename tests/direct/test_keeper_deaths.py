@@ -113,14 +113,14 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
         _, places = processes.call("nursery", walk_in_child, 2, drain, None)
         assert len(places) > 100
         processes.call("reader", go_over, 2)
-        shown, seen_drained, alive = 2, 0, 0
+        shown, seen_drained = 2, 0
         for place in some_of(places, step):
             new, last = shown % 3 + 1, (shown + 1) % 3 + 1
             what = f"{Path(place[0]).name}:{place[1]}"
             ended_by, _ = processes.call("nursery", walk_in_child, new, drain, place)
-            # Some lines are reached by luck: they look at processes that happen to be there.
-            assert ended_by in (signal.SIGKILL, 0), what
-            alive += ended_by == 0
+            # Lines that look at other processes are reached only while these are there.
+            by_luck = Path(place[0]).name == "file_holders.py"
+            assert ended_by == signal.SIGKILL or (by_luck and ended_by == 0), what
             seen = processes.call("reader", look)
             assert seen in (shown, new, *([0] if drain else [])), (what, seen)
             seen_drained += seen == 0
@@ -129,7 +129,6 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
             processes.call("successor", give_up)
             shown = last
         assert (seen_drained > 0) == drain
-        assert alive <= len(places) // 50
 
 
 @pytest.mark.parametrize("drain", [False, True])

@@ -64,7 +64,7 @@ class Asked:
 
     @property
     def head(self) -> RequestHead:
-        return RequestHead("", None, "", self.tensors)
+        return RequestHead(None, "", self.tensors)
 
     def features(self, inputs: ModelInputs) -> Features:
         """Returns what the service reads of it. Tensors lie at any byte of a message."""

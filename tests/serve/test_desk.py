@@ -33,7 +33,7 @@ def desk(engine: Engine) -> Desk:
 
 def head(samples: int, version: str = "", timeout_us: int | None = None) -> RequestHead:
     tensors = TensorHead("dense", "FP32", (samples, 1)), TensorHead("f", "INT64", (samples,))
-    return RequestHead("", timeout_us, version, tensors)
+    return RequestHead(timeout_us, version, tensors)
 
 
 def contents(*numbers: float) -> list[Any]:

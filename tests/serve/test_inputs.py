@@ -47,7 +47,7 @@ def features(**changes: Any) -> list[Any]:
 
 
 def read(inputs: ModelInputs, tensors: list[Any]) -> Any:
-    head = RequestHead("", None, "", tuple(each for each, _ in tensors))
+    head = RequestHead(None, "", tuple(each for each, _ in tensors))
     return inputs.read(inputs.layout(head), [content for _, content in tensors])
 
 
@@ -209,7 +209,7 @@ HEADS = {
 def test_heads_that_do_not_fit(head: TensorHead, says: str) -> None:
     tensors = (head, *(each for each, _ in features(user=[])))
     with pytest.raises(RequestError) as raised:
-        ModelInputs(FEATURES, 0, False, 10).layout(RequestHead("", None, "", tensors))
+        ModelInputs(FEATURES, 0, False, 10).layout(RequestHead(None, "", tensors))
     assert says in raised.value.text and len(raised.value.text) < 1100
 
 

@@ -36,7 +36,7 @@ def test_a_head() -> None:
         parameters={"timeout": 5000, "priority": 1},
     )
     head = JsonHead(text, "7").head
-    assert (head.id, head.timeout_us, head.version) == ("i", 5000, "7")
+    assert (head.timeout_us, head.version) == (5000, "7")
     assert head.tensors == (TensorHead("a", "INT64", (1, 2), True), TensorHead("b", "FP32", (3,)))
     assert JsonHead(text, "").binary_bytes == 12
 

@@ -147,7 +147,7 @@ def _head(request: Any, remaining_s: float | None) -> RequestHead:
         if len(each.shape) > _MOST_DIMENSIONS:
             raise bad(f"tensor '{each.name}' has {len(each.shape)} dimensions")
         tensors.append(TensorHead(each.name, each.datatype, tuple(each.shape), broadcast))
-    return RequestHead(request.id, timeout_us, request.model_version, tuple(tensors))
+    return RequestHead(timeout_us, request.model_version, tuple(tensors))
 
 
 def _contents(request: Any, raw: list[memoryview]) -> list[NDArray[Any]]:

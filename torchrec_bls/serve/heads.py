@@ -32,13 +32,11 @@ class RequestHead:
     """A request without the contents of its tensors.
 
     Attributes:
-        id: name that the caller gave it, for the reply.
         timeout_us: microseconds that the caller gives it; None: the contract's.
         version: version that it asks for; empty: any.
         tensors: heads of its tensors.
     """
 
-    id: str
     timeout_us: int | None
     version: str
     tensors: tuple[TensorHead, ...]

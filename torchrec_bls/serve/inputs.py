@@ -128,7 +128,6 @@ class ModelInputs:
         self.is_weighted = is_weighted
         self.max_samples = max_samples
         self._rows = np.array([each.rows for each in features], dtype=np.uint64)
-        self._numbers = {each.name: number for number, each in enumerate(features)}
 
     def tensors(self) -> list[dict[str, Any]]:
         """Returns the tensors of a request with all features at once, and those of each feature,

@@ -89,7 +89,6 @@ class JsonHead:
             raise bad(f"the request is no inference request in JSON: {error}") from error
         body = self._body
         self.head = RequestHead(
-            body.id,
             body.parameters.timeout,
             version,
             tuple(

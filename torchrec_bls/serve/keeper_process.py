@@ -102,6 +102,11 @@ class KeeperProcess:
                 raise RuntimeError(f"the tables can't be loaded: {problem}")
             if self._has_tables:
                 return
+        else:
+            raise RuntimeError(
+                f"the tables were not loaded within {_LOADING:g} s: give tables that take less "
+                "long, or a faster disk"
+            )
         raise RuntimeError(
             "the process that keeps the tables has ended before they were loaded, with status "
             f"{self._process.exitcode}: its log says why, or the kernel's if it was killed (-9) "

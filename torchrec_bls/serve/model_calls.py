@@ -33,7 +33,7 @@ class ModelCalls:
     Attributes:
         dense_columns: number of its dense features; 0 if it takes none.
         seconds: seconds that the model has taken, in all calls.
-        model: see above; whoever has another form of it, such as a compiled one, may set it.
+        model: see above.
 
     Raises:
         ValueError: its forward takes something else than a KeyedJaggedTensor, or dense features and

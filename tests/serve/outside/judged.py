@@ -41,7 +41,9 @@ async def _right_answers(ask: Ask, cases: Sequence[Any]) -> tuple[int, str]:
         try:
             outputs = await ask(case["tensors"])
             for name, values in case["scores"].items():
-                np.testing.assert_allclose(outputs[name], values, rtol=1e-5, atol=1e-3)
+                # Topics are differences of sums near 1000.
+                atol = 1e-3 if name == "topics" else 1e-6
+                np.testing.assert_allclose(outputs[name], values, rtol=1e-5, atol=atol)
             right += 1
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"

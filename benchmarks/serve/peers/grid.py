@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness import record
 from benchmarks.serve import model, shape
-from benchmarks.serve.capacity import ENOUGH, Run, valid
+from benchmarks.serve.capacity import Run, is_enough
 from benchmarks.serve.generator import Generator, Load
 from benchmarks.serve.peers.page import grid_section
 from benchmarks.serve.peers.running import PEERS, running
@@ -55,21 +55,21 @@ def rough_capacity(run: Run, first: float, step_s: float) -> float:
     0: not even at a tenth of `first`.
     """
 
-    def is_enough(rate: float) -> bool:
-        return valid(run, rate, step_s, 0).in_time_share >= ENOUGH
+    def suffices(rate: float) -> bool:
+        return is_enough(run, rate, step_s, 0)
 
     low = high = first
-    if is_enough(first):
-        while is_enough(high := low * _FACTOR):
+    if suffices(first):
+        while suffices(high := low * _FACTOR):
             low = high
     else:
-        while not is_enough(low := high / _FACTOR):
+        while not suffices(low := high / _FACTOR):
             if low < first / 10:
                 return 0.0
             high = low
     for _ in range(_HALVINGS):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if is_enough(middle) else (low, middle)
+        low, high = (middle, high) if suffices(middle) else (low, middle)
     return low
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from torchrec_bls.serve import engine
+from torchrec_bls.serve import engine, waiting
 from torchrec_bls.serve.batches import dense_of
 from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.engine import Engine
@@ -60,7 +60,8 @@ class Model:
 
 
 def engine_of(model: Any, patch: pytest.MonkeyPatch, **terms: Any) -> Engine:
-    """Returns an engine of whose batches 20 samples take 2 ms, by prediction."""
+    """Returns an engine whose batches have 20 samples at most, which take 2 ms by prediction."""
+    patch.setattr(waiting, "LONGEST_BATCH", 0.002)
     patch.setattr(engine, "reading_modules", lambda of: {"": of})
     predictor = Predictor([(1, 0, 1e-3)])
     predictor.costs = Costs(0.6e-3, 0.68e-4, 0.0)

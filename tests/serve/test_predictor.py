@@ -83,7 +83,7 @@ def test_as_good_as_all_ends_are_within_the_margin() -> None:
     for number, each in enumerate(generator.exponential(1e-3, 8192) - 5e-4):
         covered += number >= 1024 and each <= made.margin_s
         made.observe_end(each)
-    assert 0.98 <= covered / (8192 - 1024) <= 0.995
+    assert 0.99 <= covered / (8192 - 1024) <= 0.9995
 
 
 def test_ends_before_the_prediction_need_no_margin() -> None:

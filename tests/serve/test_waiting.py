@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from torchrec_bls.serve import waiting as module
 from torchrec_bls.serve.inputs import Features
 from torchrec_bls.serve.predictor import Costs, Predictor
 from torchrec_bls.serve.waiting import Answer, Part, Request, Waiting, joined, longest_batch
@@ -24,6 +25,14 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     yield made
     asyncio.set_event_loop(None)
     made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def longest() -> Iterator[None]:
+    """A batch may take 2 ms here, which the figures below are computed with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LONGEST_BATCH", 0.002)
+        yield
 
 
 class Asking(NamedTuple):

@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 _BATCHES, _BATCHES_BETWEEN = 256, 16
 # Requests that the margin comes from, how many there are from one to the next, and the share of
 # them that it covers.
-_REQUESTS, _REQUESTS_BETWEEN, _COVERED = 1024, 32, 0.99
+_REQUESTS, _REQUESTS_BETWEEN, _COVERED = 1024, 32, 0.998
 # Seconds after which the end of a request counts no more. Else a moment in which the machine stood
 # still would count for long where it makes few requests be admitted.
 _OUT_OF_DATE = 1.0

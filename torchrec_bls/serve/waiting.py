@@ -15,7 +15,7 @@ from torchrec_bls.serve.predictor import Predictor
 
 #: Seconds that the model may take for a batch by prediction, see `longest_batch`. Meanwhile nobody
 #: is refused, and refusals are to be prompt.
-LONGEST_BATCH = 0.002
+LONGEST_BATCH = 0.0015
 # Seconds from a reply to its last byte at the caller, of which this process sees nothing.
 _MARGIN = 0.0005
 

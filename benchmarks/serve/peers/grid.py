@@ -37,7 +37,7 @@ SETTINGS = {
         *(Batching(requests, 3) for requests in (8, 16)),
     ],
 }
-FULL = {"rows": shape.ROWS, "first": 300.0, "step_s": 5.0}
+FULL = {"rows": shape.ROWS, "first": 300.0, "step_s": 3.0}
 QUICK = {"rows": shape.QUICK_ROWS, "first": 50.0, "step_s": 0.5}
 # The rate changes by this factor until it has both ends, which then come nearer in so many steps.
 _FACTOR, _HALVINGS = 1.5, 3

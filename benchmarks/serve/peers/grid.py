@@ -20,7 +20,7 @@ from benchmarks.serve.service import GENERATOR_CORE, free_port
 #: The record of the whole grid, from which `chosen` takes each peer's setting.
 RECORD = record.RESULTS / "serving_peers_grid.json"
 #: Settings of each peer. Waits are whole milliseconds for Mosec, and not 0 for LitServe, whose
-#: worker would poll its queue without a pause. BentoML adapts its wait itself.
+#: worker would poll its queue without a pause. BentoML adapts its wait itself, and has no batches of one.
 SETTINGS = {
     "fastapi": [
         *(Batching(requests, 0) for requests in (1, 4, 8, 16, 32)),
@@ -31,7 +31,7 @@ SETTINGS = {
         *(Batching(requests, 1) for requests in (4, 8, 16, 32)),
         *(Batching(requests, 3) for requests in (8, 16)),
     ],
-    "bentoml": [Batching(requests, None) for requests in (1, 4, 8, 16, 32, 64)],
+    "bentoml": [Batching(requests, None) for requests in (4, 8, 16, 32, 64)],
     "mosec": [
         *(Batching(requests, 1) for requests in (1, 4, 8, 16, 32)),
         *(Batching(requests, 3) for requests in (8, 16)),

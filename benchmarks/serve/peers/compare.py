@@ -24,7 +24,7 @@ from benchmarks.serve.peers.running import PEERS, running
 from benchmarks.serve.peers.serving import Batching, Serving
 from benchmarks.serve.service import GENERATOR_CORE, Service, free_port, served
 
-FULL = {"rows": shape.ROWS, "first": 300.0, "step_s": 5.0, "run_s": 10.0}
+FULL = {"rows": shape.ROWS, "first": 300.0, "step_s": 4.0, "run_s": 8.0}
 # Without a search, and with any setting of a peer: it shows that all runs.
 QUICK = {"rows": shape.QUICK_ROWS, "first": 50.0, "step_s": 0.0, "run_s": 0.5}
 #: Shares of the service's capacity at which all are loaded, and of each one's own.
@@ -106,8 +106,10 @@ def _pss_bytes(processes: list[int]) -> int:
 def _batching(quick: bool) -> dict[str, tuple[Batching, float]]:
     """By peer its setting, and the capacity that it had with it."""
     if quick:
-        return {name: (settings[-1], QUICK["first"]) for name, settings in grid.SETTINGS.items()}
-    return grid.chosen(record.read(grid.RECORD, "python -m benchmarks.serve.peers.grid"))
+        some = {name: (settings[-1], QUICK["first"]) for name, settings in grid.SETTINGS.items()}
+        return {**some, "fastapi_alone": (Batching(1, 0), QUICK["first"])}
+    found = record.read(grid.RECORD, "python -m benchmarks.serve.peers.grid")
+    return {**grid.chosen(found), "fastapi_alone": grid.alone(found)}
 
 
 def main() -> None:

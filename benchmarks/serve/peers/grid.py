@@ -20,7 +20,8 @@ from benchmarks.serve.service import GENERATOR_CORE, free_port
 #: The record of the whole grid, from which `chosen` takes each peer's setting.
 RECORD = record.RESULTS / "serving_peers_grid.json"
 #: Settings of each peer. Waits are whole milliseconds for Mosec, and not 0 for LitServe, whose
-#: worker would poll its queue without a pause. BentoML adapts its wait itself, and has no batches of one.
+#: worker would poll its queue without a pause. BentoML adapts its wait itself, and refuses batches
+#: of one.
 SETTINGS = {
     "fastapi": [
         *(Batching(requests, 0) for requests in (1, 4, 8, 16, 32)),
@@ -101,9 +102,18 @@ def chosen(grid: record.Record) -> dict[str, tuple[Batching, float]]:
     return best
 
 
+def alone(grid: record.Record) -> tuple[Batching, float]:
+    """FastAPI's setting without batches, and its capacity, requests/s."""
+    return next(
+        (Batching(each["requests"], each["wait_ms"]), each["capacity"])
+        for each in grid["results"]
+        if each["peer"] == "fastapi" and each["requests"] == 1
+    )
+
+
 def main() -> None:
     made = record.parser(__doc__, quick="small tables, one setting of each peer, no figures")
-    made.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(PEERS)}")
+    made.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(SETTINGS)}")
     arguments = made.parse_args()
     settings: dict[str, Any] = QUICK if arguments.quick else FULL
     with tempfile.TemporaryDirectory(prefix="bls-serve-") as folder:
@@ -118,7 +128,7 @@ def main() -> None:
         done = [(each["peer"], each["requests"], each["wait_ms"]) for each in kept.raw["results"]]
         checkpoint = Path(folder) / "checkpoint"
         model.write_checkpoint(checkpoint, settings["rows"])
-        for name in arguments.names or PEERS:
+        for name in arguments.names or SETTINGS:
             for batching in SETTINGS[name][-1:] if arguments.quick else SETTINGS[name]:
                 if (name, batching.requests, batching.wait_ms) in done:
                     continue

@@ -63,7 +63,9 @@ def _mosec_environment(serving: Serving) -> dict[str, str]:
 
 
 PEERS = {
-    "fastapi": Peer("FastAPI", "/score", _module("fastapi")),
+    "fastapi": Peer("FastAPI with a batcher", "/score", _module("fastapi")),
+    # The same with batches of one request: FastAPI itself has no others.
+    "fastapi_alone": Peer("FastAPI alone", "/score", _module("fastapi")),
     "litserve": Peer("LitServe", "/score", _module("litserve")),
     "bentoml": Peer("BentoML", "/score", _bentoml, lambda _: {"BENTOML_DO_NOT_TRACK": "True"}),
     "mosec": Peer("Mosec", "/inference", _module("mosec"), _mosec_environment),

@@ -22,6 +22,7 @@ from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
 from benchmarks.serve import page as serve
+from benchmarks.serve.peers import page as peers
 from benchmarks.simulator import lag, links, traced, transformer
 from benchmarks.simulator import page as simulator
 from benchmarks.soak import soak
@@ -52,6 +53,8 @@ PROGRAMS = {
     "service_tables": "direct.service_tables",
     "serving": "serve.load",
     "serving_costs": "serve.costs",
+    "serving_peers_grid": "serve.peers.grid",
+    "serving_refreshes": "serve.refresh",
     "sharding_search": "planner.search",
     "simulator": "simulator.study",
     "simulator_lag": "simulator.lag",
@@ -126,6 +129,8 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/direct-reads.md", "quantized"): (modules.quantized_section, "quantized_modules"),
     ("docs/results/serving.md", "costs"): (serve.costs_section, "serving_costs"),
     ("docs/results/serving.md", "load"): (serve.load_section, "serving"),
+    ("docs/results/serving.md", "batches"): (peers.grid_section, "serving_peers_grid"),
+    ("docs/results/serving.md", "refreshes"): (serve.refresh_section, "serving_refreshes"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
     ("docs/results/overlap.md", "results"): (backward.section, "overlap"),

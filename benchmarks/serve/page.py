@@ -107,3 +107,30 @@ def costs_section(record: Record) -> str:
         "cores, which are taken off:",
         page.table(["requests/s", "in all", "the model", "beside it", "range"], rows),
     )
+
+
+def fire_section(record: Record) -> str:
+    """What requests notice of deaths and replacements."""
+    rows = []
+    for each in record["results"]:
+        lost = each["lost"]
+        rows.append(
+            [
+                each["scenario"],
+                each["times"],
+                each["offered"],
+                ", ".join(f"{count} {why}" for why, count in lost.items()) or 0,
+                sum(each["refused"].values()),
+                each["late"],
+                each["wrong"],
+                *(_ms(each["answers_ms"][f"p{percent:g}"]) for percent in PERCENTILES),
+                f"{max(each['again_s']):.2f}" if each["again_s"] else "",
+            ]
+        )
+    header = ["what happens", "times", "requests", "lost", "refused", "late", "wrong"]
+    header += [*(f"p{percent:g}, ms" for percent in PERCENTILES), "answers again after, s"]
+    return page.section(
+        record,
+        f"Float tables, {record['settings']['rate']:g} requests/s, two workers:",
+        page.table(header, rows),
+    )

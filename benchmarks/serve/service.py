@@ -1,4 +1,4 @@
-"""The service as a process on one core, with a checkpoint of the benchmark's model."""
+"""The service as processes on one core or more, with a checkpoint of the benchmark's model."""
 
 import contextlib
 import os
@@ -20,6 +20,8 @@ from benchmarks.serve.scheduling import family
 
 #: Of the service, and of the generator.
 SERVER_CORE, GENERATOR_CORE = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+#: Of a service with several workers.
+CORES = f"{SERVER_CORE},{GENERATOR_CORE}"
 MODEL = "dlrm"
 _READY_S = 180.0
 _END_S = 30.0
@@ -44,8 +46,16 @@ class Service:
 
 
 @contextlib.contextmanager
-def served(build: str, checkpoint: Path, *options: str) -> Iterator[Service]:
+def served(
+    build: str, checkpoint: Path, *options: str, cores: str = str(SERVER_CORE)
+) -> Iterator[Service]:
     """Serves the model that `benchmarks.serve.model` builds by this function, and ends it.
+
+    Args:
+        build: name of the function.
+        checkpoint: path of its weights.
+        options: options of the command.
+        cores: cores that it may use, as taskset has them.
 
     Raises:
         RuntimeError: the service ends before it is ready, or is not ready in time; with its output.
@@ -57,7 +67,7 @@ def served(build: str, checkpoint: Path, *options: str) -> Iterator[Service]:
         *("--port", str(port), "--grpc-port", "0", *options),
     ]
     ready = f"http://127.0.0.1:{port}/v2/health/ready"
-    with started(command, lambda: _answers(ready)) as processes:
+    with started(command, lambda: _answers(ready), cores=cores) as processes:
         yield Service(f"http://127.0.0.1:{port}/v2/models/{MODEL}/infer", processes)
 
 
@@ -66,13 +76,15 @@ def started(
     command: Sequence[str],
     is_ready: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
+    cores: str = str(SERVER_CORE),
 ) -> Iterator[list[int]]:
-    """Runs a server on one core until it is ready, and as long as the context lasts.
+    """Runs a server until it is ready, and as long as the context lasts.
 
     Args:
         command: starts it.
         is_ready: whether it answers.
         environment: variables, besides those of this process.
+        cores: cores that it may use, as taskset has them.
 
     Yields:
         All of its processes.
@@ -83,7 +95,7 @@ def started(
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             # It ends with this process, however that ends.
-            ["setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(SERVER_CORE), *command],
+            ["setpriv", "--pdeathsig", "TERM", "taskset", "-c", cores, *command],
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,

@@ -29,8 +29,9 @@ UNITS = {"short", "percentunit", "Bps", "cps", "s", "bytes"}
 
 def exported() -> dict[str, set[str]]:
     """Returns the labels of each sample that the collectors export."""
-    from torchrec_bls.observe.prometheus import ChannelCollector, ServingCollector
     from torchrec_bls.serve.keeper_process import Refreshes
+
+    from torchrec_bls.observe.prometheus import ChannelCollector, ServingCollector
     from torchrec_bls.serve.observer import Observer, WorkCollector
     from torchrec_bls.serve.predictor import Costs
 

@@ -1,6 +1,7 @@
 """A small model that the tests serve, its weights in several versions, and what it says of them."""
 
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,6 +19,11 @@ OUTPUTS = {"click": (), "topics": (2,)}
 #: model does not go on in that process; HELD is there when it has come so far.
 HOLD = "TORCHREC_BLS_TEST_HOLD"
 KEEPER, SERVICE, HELD = "keeper", "service", "held"
+#: A first dense feature that kills the process.
+POISON = 666.0
+#: Environment variable with the path of a file. As long as it is there, `build_poisonous_unless`
+#: raises.
+RAISE = "TORCHREC_BLS_TEST_RAISE"
 _COLUMNS = 8
 
 
@@ -48,8 +54,23 @@ class Ranker(nn.Module):
         return {"click": torch.tanh(found[:, 0]), "topics": 1e3 * found[:, 1:]}
 
 
+class Poisonous(Ranker):
+    """A ranker that kills its process if a sample has the first dense feature POISON."""
+
+    def forward(self, dense: torch.Tensor, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+        if (dense[:, 0] == POISON).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(dense, ids)
+
+
 def build() -> nn.Module:
     return Ranker()
+
+
+def build_poisonous_unless() -> nn.Module:
+    if Path(os.environ[RAISE]).exists():
+        raise ZeroDivisionError("no model today")
+    return Poisonous()
 
 
 def build_that_raises() -> nn.Module:

@@ -3,14 +3,17 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.direct.nodes import state_of, until
 
@@ -94,18 +97,36 @@ class Running:
         """Returns how many requests have ended in a way."""
         return self.metric(f'torchrec_bls_requests_total{{outcome="{outcome}"}}')
 
-    def metric(self, name: str) -> float:
-        text = self.request("GET", "/metrics")[2].decode()
-        [value] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
-        return float(value.split()[-1])
+    def metric(self, name: str, of: Callable[[Sequence[float]], float] = sum) -> float:
+        """Returns a metric of all workers, with its labels: "name" or 'name{label="value"}'; their
+        sum, or what a function makes of their values."""
+        name, _, labels = name.partition("{")
+        wanted = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        status, _, body = self.request("GET", "/metrics")
+        assert status == 200, body
+        found = [
+            sample.value
+            for family in text_string_to_metric_families(body.decode())
+            for sample in family.samples
+            if sample.name == name and wanted.items() <= sample.labels.items()
+        ]
+        assert found, f"no {name} with {wanted}"
+        return of(found)
 
     def connect(self) -> socket.socket:
         """Returns a connection for HTTP as bytes."""
         return socket.create_connection((HOST, self.port), timeout=PATIENCE)
 
-    def keepers(self) -> list[int]:
-        """Returns the numbers of its processes that keep tables."""
-        return [each for each in descendants(self.pid) if "spawn_main" in _command(each)]
+    def named(self, name: str) -> list[int]:
+        """Returns the numbers of its processes whose names begin so: "keeper", "zygote", "worker 1"
+        or "front"."""
+        wanted = "haproxy" if name == "front" else f"bls {name}"
+        return [each for each in descendants(self.pid) if _name(each).startswith(wanted)]
+
+    def only(self, name: str) -> int:
+        """Returns the number of its one process that has a name."""
+        [found] = self.named(name)
+        return found
 
     def end(self) -> None:
         """Ends it as an operator does, and checks that it leaves no process."""
@@ -184,8 +205,8 @@ def is_alive(pid: int) -> bool:
     return state_of(pid) not in "XZ"
 
 
-def _command(pid: int) -> str:
+def _name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return Path(f"/proc/{pid}/comm").read_text().strip() if is_alive(pid) else ""
     except OSError:
         return ""

@@ -1,9 +1,11 @@
-"""What a service serves, made up."""
+"""What a service serves, and what its supervisor says, made up."""
 
 from dataclasses import replace
 from typing import Any
 
 from torchrec_bls import ServingState
+from torchrec_bls.serve.processes.channel import Status
+from torchrec_bls.serve.processes.keeper_process import Refreshes
 
 _STATE = ServingState(
     rank=None,
@@ -36,3 +38,8 @@ _STATE = ServingState(
 def made_up_state(**facts: Any) -> ServingState:
     """Returns a state with some facts of its own."""
     return replace(_STATE, **facts)
+
+
+def made_up_status(refreshes: Refreshes | None = None, ready: int = 2, **starts: int) -> Status:
+    """Returns what a supervisor of two workers says."""
+    return Status(refreshes or Refreshes(), 2, ready, {"start": 2, **starts})

@@ -29,7 +29,7 @@ def requests_at(desk: Desk) -> None:
 
 def desk_with(log: AccessLog | None) -> Desk:
     engine: Any = SimpleNamespace(arrival=time.monotonic)
-    return Desk(engine, Observer(lambda: None), log)
+    return Desk(engine, Observer(lambda: None), log, has_front=False)
 
 
 def test_each_request_has_a_line() -> None:

@@ -65,7 +65,7 @@ def test_options_reach_the_service() -> None:
     given = (
         "serve some_ranker:build --checkpoint weights --watch new --drain --deadline-ms 7.5 "
         "--max-samples 64 --max-body-mib 0.5 --name clicks --host 0.0.0.0 --port 80 --grpc-port 0 "
-        "--socket tables --dense-features 13 --no-compile --access-log"
+        "--socket tables --dense-features 13 --no-compile --access-log --workers 3 --front haproxy"
     )
     assert run(given.split()) == 0
     assert Recorder.made[1] == {
@@ -80,6 +80,8 @@ def test_options_reach_the_service() -> None:
         "dense_features": 13,
         "compile": False,
         "access_log": True,
+        "workers": 3,
+        "front": "haproxy",
     }
 
 

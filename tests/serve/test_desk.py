@@ -28,7 +28,7 @@ def engine(model: Model, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 @pytest.fixture
 def desk(engine: Engine) -> Desk:
-    return Desk(engine, Observer(lambda: None), None)
+    return Desk(engine, Observer(lambda: None), None, has_front=False)
 
 
 def head(samples: int, version: str = "", timeout_us: int | None = None) -> RequestHead:
@@ -47,7 +47,7 @@ async def answered(desk: Desk, *numbers: float, **terms: Any) -> Answer:
 
 
 def ends(desk: Desk) -> list[Outcome]:
-    return [each.outcome for each in desk._observer.last]
+    return [each.outcome for each in desk._observer.tally.last]
 
 
 def test_an_answer(desk: Desk, engine: Engine) -> None:
@@ -150,3 +150,26 @@ def test_errors_that_nobody_foresaw_are_counted(desk: Desk) -> None:
     with pytest.raises(KeyError), desk.request("grpc"):
         raise KeyError
     assert ends(desk) == [Outcome.FAILED]
+
+
+def arrived_s_ago(engine: Engine, at_front: str, *, has_front: bool) -> float:
+    desk = Desk(engine, Observer(lambda: None), None, has_front=has_front)
+    with desk.request("http", at_front) as ticket:
+        return time.monotonic() - ticket.arrived
+
+
+def test_the_time_at_a_front_counts(engine: Engine) -> None:
+    five_s_ago = str(int((time.time() - 5) * 1e6))
+    assert 5 <= arrived_s_ago(engine, five_s_ago, has_front=True) < 10
+    assert arrived_s_ago(engine, five_s_ago, has_front=False) < 5  # a caller has made it up
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_clock_that_was_set_does_not_count(engine: Engine, seconds: float) -> None:
+    at_front = str(int((time.time() + seconds) * 1e6))
+    assert arrived_s_ago(engine, at_front, has_front=True) < 5
+
+
+@pytest.mark.parametrize("at_front", ["", "yesterday", "-5", "1e6", "\u0665"])
+def test_what_is_no_time_does_not_count(engine: Engine, at_front: str) -> None:
+    assert arrived_s_ago(engine, at_front, has_front=True) < 5

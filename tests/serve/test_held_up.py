@@ -128,7 +128,7 @@ def test_requests_are_refused_while_no_version_serves(held: tuple[Running, Path]
 def test_a_keeper_ends_when_its_service_is_killed(held: tuple[Running, Path]):
     """It is the last one of this module."""
     service, _ = held
-    keepers = service.keepers()
+    keepers = service.named("keeper")
     assert len(keepers) == 1
     service.process.kill()
     service.process.wait()

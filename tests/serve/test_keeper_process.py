@@ -81,20 +81,20 @@ def watched(folder: Path) -> Iterator[Running]:
 
 
 def test_a_keeper_that_is_killed_has_a_successor(watched: Running, folder: Path):
-    [keeper] = watched.keepers()
+    [keeper] = watched.named("keeper")
     before = served(watched)
     with asked_all_the_while(watched):
         os.kill(keeper, signal.SIGKILL)
-        until(lambda: watched.keepers() not in ([], [keeper]))
-        [successor] = watched.keepers()
+        until(lambda: watched.named("keeper") not in ([], [keeper]))
+        [successor] = watched.named("keeper")
         ranker.write_checkpoint(folder / "new", before + 1)
         until(lambda: served(watched) == before + 1)
-    assert watched.keepers() == [successor]
+    assert watched.named("keeper") == [successor]
     assert watched.ready()
 
 
 def test_a_keeper_that_can_not_be_started_is_tried_again(watched: Running):
-    [keeper] = watched.keepers()
+    [keeper] = watched.named("keeper")
     most, hard = resource.prlimit(watched.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(watched.pid, resource.RLIMIT_NOFILE, (1, hard))
     try:
@@ -102,7 +102,7 @@ def test_a_keeper_that_can_not_be_started_is_tried_again(watched: Running):
         until(lambda: "can't be started" in watched.log)
     finally:
         resource.prlimit(watched.pid, resource.RLIMIT_NOFILE, (most, hard))
-    until(lambda: watched.keepers() not in ([], [keeper]))
+    until(lambda: watched.named("keeper") not in ([], [keeper]))
     served(watched)
 
 
@@ -135,7 +135,7 @@ def test_a_new_version_is_served_without_a_request_before(watched: Running, fold
 
 
 def test_a_keeper_that_hangs_holds_no_answer_up(watched: Running, folder: Path):
-    [keeper] = watched.keepers()
+    [keeper] = watched.named("keeper")
     before = served(watched)
     os.kill(keeper, signal.SIGSTOP)
     try:
@@ -150,7 +150,7 @@ def test_a_keeper_that_hangs_holds_no_answer_up(watched: Running, folder: Path):
 def test_what_was_begun_is_answered_when_the_service_is_told_to_end(watched: Running):
     """It is the last one of this module."""
     body = json.dumps(json_of(CASE.ragged())).encode()
-    keepers = watched.keepers()
+    keepers = watched.named("keeper")
     with watched.connect() as begun, watched.connect() as idle:
         head = f"POST {watched.infer_path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
         begun.sendall(head.encode() + body[:-1])

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serve.states import made_up_state
-from torchrec_bls.serve import observer as module
-from torchrec_bls.serve.keeper_process import Refreshes
+from tests.serve.states import made_up_state, made_up_status
 from torchrec_bls.serve.observer import Observer, WorkCollector
 from torchrec_bls.serve.outcomes import Outcome
 from torchrec_bls.serve.predictor import Costs
+from torchrec_bls.serve.processes.keeper_process import Refreshes
 
 
 def scrape(observer: Observer) -> dict[str, float]:
@@ -56,7 +55,11 @@ def test_batches_are_compared_with_their_predictions() -> None:
 
 
 def test_work_and_refreshes_are_read_at_each_scrape() -> None:
-    facts: dict[str, Any] = {"waiting": 0, "costs": Costs(1e-3, 2e-6, 3e-8), "told": Refreshes()}
+    facts: dict[str, Any] = {
+        "waiting": 0,
+        "costs": Costs(1e-3, 2e-6, 3e-8),
+        "told": made_up_status(),
+    }
     observer = Observer(made_up_state)
     observer.add(
         WorkCollector(
@@ -71,45 +74,14 @@ def test_work_and_refreshes_are_read_at_each_scrape() -> None:
     assert values["predicted_cost_seconds{of=sample}"] == 2e-6
     assert values["predicted_cost_seconds{of=id}"] == 3e-8
     assert values["version_serial{process=reader}"] == 3
-    facts |= {"waiting": 5, "told": Refreshes(2, "NaN in table t")}
+    facts |= {
+        "waiting": 5,
+        "told": made_up_status(Refreshes(2, "NaN in table t"), ready=1, death=4),
+    }
     values = scrape(observer)
     assert values["requests_waiting"] == 5
     assert values["failed_refreshes_total"] == 2
+    assert (values["workers{state=wanted}"], values["workers{state=ready}"]) == (2, 1)
+    assert values["worker_starts_total{cause=start}"] == 2
+    assert values["worker_starts_total{cause=death}"] == 4
     assert values["refresh_problem"] == 1
-
-
-class Clock:
-    """Stands for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-def test_the_rate_is_of_the_last_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    observer = Observer(lambda: None)
-    assert observer.rate() == 0
-    for _ in range(40):  # 20 a second, for two seconds
-        clock.now += 0.05
-        observer.ended(Outcome.OK, clock.now)
-    assert observer.rate() == pytest.approx(20, rel=0.01)
-    clock.now += 8.0
-    assert observer.rate() == pytest.approx(4, rel=0.05)
-    clock.now += 10.0
-    assert observer.rate() == 0
-
-
-def test_the_rate_is_right_when_few_seconds_are_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    observer = Observer(lambda: None)
-    for _ in range(10_000):
-        clock.now += 0.0005
-        observer.ended(Outcome.OK, clock.now)
-    assert observer.rate() == pytest.approx(2000, rel=0.01)

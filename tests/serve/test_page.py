@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.serve.states import made_up_state
-from torchrec_bls.serve.keeper_process import Refreshes
-from torchrec_bls.serve.observer import Observer
+from tests.serve.states import made_up_state, made_up_status
 from torchrec_bls.serve.outcomes import Outcome
 from torchrec_bls.serve.page import page
+from torchrec_bls.serve.processes.channel import Status
+from torchrec_bls.serve.processes.keeper_process import Refreshes
+from torchrec_bls.serve.tally import Ended, Tally
 
 Attributes = list[tuple[str, str | None]]
 
@@ -39,31 +40,36 @@ class Parsed(HTMLParser):
         self._within = ""
 
 
-def observer_of(*outcomes: Outcome, ms: float = 4.0) -> Observer:
-    observer = Observer(lambda: None)
+def tally_of(*outcomes: Outcome, ms: float = 4.0) -> Tally:
+    tally = Tally()
     for outcome in outcomes:
-        observer.ended(outcome, time.monotonic() - ms / 1e3)
-    return observer
+        tally.add(Ended(time.monotonic(), outcome, ms / 1e3))
+    return tally
 
 
 def parsed(
     name: str = "ranker",
-    observer: Observer | None = None,
-    refreshes: Refreshes | None = None,
+    tally: Tally | None = None,
+    status: Status | None = None,
     why_not_ready: str = "",
     up_s: float = 90.0,
     **state: Any,
 ) -> Parsed:
-    counts, told = observer or observer_of(), refreshes or Refreshes()
+    counts, told = tally or tally_of(), status or made_up_status()
     return Parsed(page(name, made_up_state(**state), counts, told, why_not_ready, 20.0, up_s))
 
 
 def test_it_shows_version_age_and_the_last_refresh() -> None:
-    text = parsed(refreshes=Refreshes(failed=2)).text
+    text = parsed(status=made_up_status(Refreshes(failed=2))).text
     assert "ranker ready" in text
     assert "Version step-7@0a1b2c3d Age of the version 4 min 12 s Up 1 min 30 s" in text
     assert "Took 1.2 s Written 3.0 MiB Reused 5.0 GiB Failed refreshes 2" in text
     assert "deadline is 20 ms" in text
+
+
+def test_it_shows_how_many_workers_answer_and_were_lost() -> None:
+    text = parsed(status=made_up_status(death=3, stall=1, renewal=2)).text
+    assert "Workers that answer 2 of 2 Workers lost 4" in text
 
 
 def test_an_idle_service_says_which_version_comes_next() -> None:
@@ -79,26 +85,27 @@ def test_a_service_without_requests_and_publications_has_a_page() -> None:
 
 def test_requests_are_counted_by_outcome() -> None:
     outcomes = [Outcome.OK] * 5 + [Outcome.REFUSED] * 3 + [Outcome.TOO_LARGE]
-    text = parsed(observer=observer_of(*outcomes)).text
+    text = parsed(tally=tally_of(*outcomes)).text
     for row in ("ok 5 5", "late 0 0", "refused 3 3", "expired 0 0", "too large 1 1"):
         assert row in text
     assert "wrong method" not in text  # nobody needs to read of what never happened
 
 
 def test_counts_since_the_start_outlive_the_last_requests() -> None:
-    observer = observer_of(*[Outcome.REFUSED] * 10, *[Outcome.OK] * 3000)
-    text = parsed(observer=observer).text
+    tally = tally_of(*[Outcome.REFUSED] * 10, *[Outcome.OK] * 3000)
+    text = parsed(tally=tally).text
     assert "ok 2,048 3,000" in text
     assert "refused 0 10" in text
 
 
 def test_latencies_are_quantiles_of_answers() -> None:
-    observer = Observer(lambda: None)
+    tally = Tally()
     for ms in range(1000, 0, -1):
-        observer.ended(Outcome.OK if ms < 900 else Outcome.LATE, time.monotonic() - ms / 1e3)
-        observer.ended(Outcome.REFUSED, time.monotonic() - 5.0)
-    latencies = sorted(each.seconds for each in observer.last if each.outcome != Outcome.REFUSED)
-    text = parsed(observer=observer).text
+        outcome = Outcome.OK if ms < 900 else Outcome.LATE
+        tally.add(Ended(time.monotonic(), outcome, ms / 1e3))
+        tally.add(Ended(time.monotonic(), Outcome.REFUSED, 5.0))
+    latencies = sorted(each.seconds for each in tally.last if each.outcome != Outcome.REFUSED)
+    text = parsed(tally=tally).text
     for label, rank in (("Median", 500), ("p99", 990), ("p99.9", 999), ("Longest", 1000)):
         assert f"{label} {latencies[rank - 1] * 1e3:.2f} ms" in text
     assert "of the last answers (1,000)" in text
@@ -108,7 +115,11 @@ def test_latencies_are_quantiles_of_answers() -> None:
     "facts, text",
     [
         ({"why_not_ready": "version 'b' is being made"}, "not ready: version 'b' is being made"),
-        ({"refreshes": Refreshes(1, "NaN in table t")}, "is not served: NaN in table t"),
+        (
+            {"status": made_up_status(Refreshes(1, "NaN in table t"))},
+            "is not served: NaN in table t",
+        ),
+        ({"status": made_up_status(ready=1)}, "1 of 2 workers answer"),
         ({"problem": "shapes differ"}, "does not follow new versions: shapes differ"),
         ({"owners_gone": (0,)}, "The process that keeps the tables has ended"),
         ({"small_page_bytes": 2 << 20}, "2.0 MiB of the tables have small pages"),
@@ -121,9 +132,13 @@ def test_problems_are_said(facts: dict[str, Any], text: str) -> None:
 
 def test_nothing_is_taken_for_html() -> None:
     evil = "</p><script>alert('$name')</script><img src=x onerror=\"alert(1)\">"
-    usual = [tag for tag, _ in parsed(refreshes=Refreshes(1, "a"), problem="b").tags]
+    usual = [tag for tag, _ in parsed(status=made_up_status(Refreshes(1, "a")), problem="b").tags]
     shown = parsed(
-        name=evil, refreshes=Refreshes(1, evil), why_not_ready=evil, version=evil, problem=evil
+        name=evil,
+        status=made_up_status(Refreshes(1, evil)),
+        why_not_ready=evil,
+        version=evil,
+        problem=evil,
     )
     assert [tag for tag, _ in shown.tags] == usual
     assert shown.text.count(evil) == 5
@@ -135,7 +150,7 @@ def test_it_loads_nothing_from_elsewhere() -> None:
     for tag, attributes in parsed().tags:
         assert "src" not in attributes, tag
         assert not re.match(r"(\w+:)?//", attributes.get("href") or ""), tag
-    text = page("ranker", made_up_state(), observer_of(), Refreshes(), "", 20.0, 1.0)
+    text = page("ranker", made_up_state(), tally_of(), made_up_status(), "", 20.0, 1.0)
     assert "http://" not in text and "https://" not in text and "url(" not in text
 
 

@@ -93,6 +93,22 @@ def add_command(commands: Any) -> None:
         help="let go of a version before the next one is made, on a host without memory for two; "
         "requests are refused meanwhile",
     )
+    processes = parser.add_argument_group("processes").add_argument
+    processes(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that answer requests, each of which takes a core (default: %(default)s)",
+    )
+    processes(
+        "--front",
+        choices=("none", "haproxy"),
+        default="none",
+        help="haproxy: a proxy in front of the workers, which gives the requests of one that dies "
+        "to another one; needs the extra 'front'. none: workers share the ports (default: "
+        "%(default)s)",
+    )
     place = parser.add_argument_group("where").add_argument
     place("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     place("--port", type=int, default=8000, help="port for HTTP (default: %(default)s)")
@@ -163,6 +179,8 @@ def _run_service(options: argparse.Namespace) -> None:
             dense_features=options.dense_features,
             compile=not (options.no_compile or options.demo),
             access_log=options.access_log,
+            workers=options.workers,
+            front=options.front,
         ).run()
 
 

@@ -18,6 +18,10 @@ from torchrec_bls.serve.waiting import Answer, Request
 
 # Outcomes of requests whose ends tell how good predictions are.
 _BY_TIME = Outcome.OK, Outcome.LATE, Outcome.EXPIRED
+#: Header by which the front says when a request came to it.
+AT_FRONT = "x-arrived-us"
+# Seconds that a request may have been at the front. More are a clock that was set meanwhile.
+_LONGEST = 60.0
 
 
 class Ticket:
@@ -106,25 +110,31 @@ class Desk:
         engine: engine that answers them.
         observer: counts of how they ended.
         log: log of requests, or None.
+        has_front: whether all requests come through a front.
 
     Attributes:
         engine: see above.
+        has_front: see above.
     """
 
-    def __init__(self, engine: Engine, observer: Observer, log: AccessLog | None) -> None:
+    def __init__(
+        self, engine: Engine, observer: Observer, log: AccessLog | None, *, has_front: bool
+    ) -> None:
         self.engine = engine
+        self.has_front = has_front
         self._observer = observer
         self._log = log
 
     @contextmanager
-    def request(self, protocol: str) -> Iterator[Ticket]:
+    def request(self, protocol: str, at_front: str = "") -> Iterator[Ticket]:
         """Yields the ticket of a request, and counts how it ended: as the exception says, or as
         answered.
 
         Args:
             protocol: "http" or "grpc".
+            at_front: microseconds since 1970 at which it came to the front, of AT_FRONT.
         """
-        ticket = Ticket(self.engine, self.engine.arrival())
+        ticket = Ticket(self.engine, self._arrival(at_front))
         outcome = Outcome.GONE  # unless it ends otherwise
         try:
             yield ticket
@@ -142,6 +152,13 @@ class Desk:
             if self._log is not None:
                 seconds = time.monotonic() - ticket.arrived
                 self._log.write(protocol, outcome, seconds, ticket.samples, ticket.queue_s)
+
+    def _arrival(self, at_front: str) -> float:
+        found = self.engine.arrival()
+        if not (self.has_front and at_front.isascii() and at_front.isdigit()):
+            return found
+        waited = time.time() - int(at_front) / 1e6
+        return min(found, time.monotonic() - waited) if 0 <= waited < _LONGEST else found
 
 
 def _one_sample(empty: Features) -> Features:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2 as messages
 
-from torchrec_bls.serve.desk import Desk
+from torchrec_bls.serve.desk import AT_FRONT, Desk
 from torchrec_bls.serve.heads import RequestHead, TensorHead
 from torchrec_bls.serve.inputs import DTYPES
 from torchrec_bls.serve.json_heads import reply_parameters
@@ -46,16 +46,16 @@ class GrpcService:
         self._facts = facts
 
     def server(self, address: str) -> Any:
-        """Returns a server that is not started.
+        """Returns a server that is not started. Other processes may listen at the same port.
 
         Args:
-            address: host and port that it listens at.
+            address: host and port that it listens at, or "unix:" and a path.
 
         Raises:
             OSError: the port is taken.
         """
         size = self._desk.engine.contract.max_body_bytes + _HEAD_BYTES
-        options = [("grpc.max_receive_message_length", size), ("grpc.so_reuseport", 0)]
+        options = [("grpc.max_receive_message_length", size), ("grpc.so_reuseport", 1)]
         server = grpc.aio.server(options=options)
         methods: dict[str, _Method] = {
             "ServerLive": self._live,
@@ -77,7 +77,7 @@ class GrpcService:
 
     async def _infer(self, message: bytes, context: Any) -> bytes:
         try:
-            with self._desk.request("grpc") as ticket:
+            with self._desk.request("grpc", self._at_front(context)) as ticket:
                 text, raw = split(message)
                 request = _parsed(messages.ModelInferRequest, text)
                 self._facts.check_name(request.model_name)
@@ -87,6 +87,13 @@ class GrpcService:
         except RequestError as error:
             await _abort(context, error)
         raise AssertionError("abort raises")
+
+    def _at_front(self, context: Any) -> str:
+        if not self._desk.has_front:
+            return ""
+        return next(
+            (str(value) for key, value in context.invocation_metadata() if key == AT_FRONT), ""
+        )
 
     async def _live(self, message: bytes, context: Any) -> bytes:
         return _bytes(messages.ServerLiveResponse(live=True))

@@ -2,9 +2,7 @@
 prometheus_client."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -12,46 +10,28 @@ from prometheus_client.registry import Collector
 
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.observe.prometheus import ServingCollector
-from torchrec_bls.serve.keeper_process import Refreshes
 from torchrec_bls.serve.outcomes import Outcome
 from torchrec_bls.serve.predictor import Costs
+from torchrec_bls.serve.processes.channel import Status
+from torchrec_bls.serve.tally import Ended, Tally
 
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
 _SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _RATIOS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-# Requests whose latencies the page shows, and seconds whose rate it shows.
-_SHOWN, _RECENT = 2048, 10.0
-
-
-class Ended(NamedTuple):
-    """A request that has ended.
-
-    Attributes:
-        moment: when, in seconds of `time.monotonic()`.
-        outcome: how.
-        seconds: since its arrival.
-    """
-
-    moment: float
-    outcome: Outcome
-    seconds: float
 
 
 class Observer:
-    """Counts requests and batches of a process.
+    """Counts requests and batches of a worker.
 
     Args:
-        state: function that returns what the process serves, or None before its first batch.
+        state: function that returns what the worker serves, or None before its first batch.
 
     Attributes:
-        last: the last requests that have ended, the newest last.
-        counts: how many requests have ended so, by outcome.
+        tally: requests that have ended.
     """
 
     def __init__(self, state: Callable[[], ServingState | None]) -> None:
-        self.last: deque[Ended] = deque(maxlen=_SHOWN)
-        self.counts = dict.fromkeys(Outcome, 0)
-        self._began = time.monotonic()
+        self.tally = Tally()
         self._registry = CollectorRegistry()
         self._seconds = self._histogram(
             "request_seconds", "From the arrival of an answered request to its answer.", _SECONDS
@@ -63,7 +43,7 @@ class Observer:
         self._predicted = self._histogram(
             "batch_seconds_over_predicted", "Time of a batch over its prediction.", _RATIOS
         )
-        self._registry.register(_OutcomeCollector(self.counts))
+        self._registry.register(_OutcomeCollector(self.tally.counts))
         self._registry.register(ServingCollector(state))
 
     def add(self, collector: Collector) -> None:
@@ -80,8 +60,7 @@ class Observer:
         """
         now = time.monotonic()
         seconds = now - arrived
-        self.counts[outcome] += 1
-        self.last.append(Ended(now, outcome, seconds))
+        self.tally.add(Ended(now, outcome, seconds))
         if queue_s is not None:
             self._seconds.observe(seconds)
             self._queue.observe(queue_s)
@@ -97,16 +76,6 @@ class Observer:
         self._samples.observe(samples)
         self._predicted.observe(seconds / predicted if predicted > 0 else 1.0)
 
-    def rate(self) -> float:
-        """Returns how many requests have ended in a second, over the last ten seconds, or over the
-        last requests if these are all of fewer seconds."""
-        now = time.monotonic()
-        began = max(self._began, now - _RECENT)
-        if len(self.last) == _SHOWN:
-            began = max(began, self.last[0].moment)
-        ended = sum(each.moment >= began for each in self.last)
-        return ended / max(now - began, 1e-3)
-
     def exposition(self) -> bytes:
         """Returns all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
@@ -116,14 +85,14 @@ class Observer:
 
 
 class WorkCollector(Collector):
-    """Reports what a service has to do, how long it expects that to take, and what became of new
-    checkpoints.
+    """Reports what a worker has to do, how long it expects that to take, what became of new
+    checkpoints, and the supervisor's workers.
 
     Args:
         waiting: function that returns how many requests wait for a batch.
         costs: function that returns what a batch is expected to take.
         model_s: function that returns the seconds that the model has taken.
-        refreshes: function that returns what became of new checkpoints.
+        status: function that returns what the supervisor has said.
     """
 
     def __init__(
@@ -131,12 +100,12 @@ class WorkCollector(Collector):
         waiting: Callable[[], int],
         costs: Callable[[], Costs],
         model_s: Callable[[], float],
-        refreshes: Callable[[], Refreshes],
+        status: Callable[[], Status],
     ) -> None:
         self._waiting = waiting
         self._costs = costs
         self._model_s = model_s
-        self._refreshes = refreshes
+        self._status = status
 
     def collect(self) -> Iterator[Metric]:
         """Returns the present state."""
@@ -158,7 +127,8 @@ class WorkCollector(Collector):
         for of, seconds in self._costs()._asdict().items():
             costs.add_metric((of,), seconds)
         yield costs
-        refreshes = self._refreshes()
+        status = self._status()
+        refreshes = status.refreshes
         yield CounterMetricFamily(
             "torchrec_bls_failed_refreshes",
             "New checkpoints that could not be published.",
@@ -169,6 +139,18 @@ class WorkCollector(Collector):
             "1 where the newest checkpoint is not served: the page and the log say why.",
             value=bool(refreshes.problem),
         )
+        workers = GaugeMetricFamily(
+            "torchrec_bls_workers", "Workers there are to be, and that answer.", labels=("state",)
+        )
+        workers.add_metric(("wanted",), status.workers)
+        workers.add_metric(("ready",), status.ready)
+        yield workers
+        starts = CounterMetricFamily(
+            "torchrec_bls_worker_starts", "Workers that have begun, by cause.", labels=("cause",)
+        )
+        for cause, count in status.starts.items():
+            starts.add_metric((cause,), count)
+        yield starts
 
 
 class _OutcomeCollector(Collector):

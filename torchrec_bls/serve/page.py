@@ -8,9 +8,9 @@ from urllib.parse import quote
 import numpy as np
 
 from torchrec_bls.direct.serving.serving_state import ServingState
-from torchrec_bls.serve.keeper_process import Refreshes
-from torchrec_bls.serve.observer import Observer
 from torchrec_bls.serve.outcomes import Outcome
+from torchrec_bls.serve.processes.channel import LOSSES, Status
+from torchrec_bls.serve.tally import Tally
 
 _TEMPLATE = Template(Path(__file__).with_suffix(".html").read_text())
 _NOTHING = "-"
@@ -36,8 +36,8 @@ _FAULTS = (Outcome.LATE, Outcome.EXPIRED, Outcome.FAILED)
 def page(
     name: str,
     state: ServingState,
-    observer: Observer,
-    refreshes: Refreshes,
+    tally: Tally,
+    status: Status,
     why_not_ready: str,
     deadline_ms: float,
     up_s: float,
@@ -47,16 +47,14 @@ def page(
     Args:
         name: name of the model.
         state: what the process serves.
-        observer: counts of its requests.
-        refreshes: what became of new checkpoints.
+        tally: requests that have ended.
+        status: what the supervisor says.
         why_not_ready: why requests would be refused now; empty if they would not.
         deadline_ms: milliseconds that a request has if it says nothing else.
         up_s: seconds since the process began to serve.
     """
-    latencies = [
-        each.seconds for each in observer.last if each.outcome in (Outcome.OK, Outcome.LATE)
-    ]
-    rate = observer.rate()
+    latencies = [each.seconds for each in tally.last if each.outcome in (Outcome.OK, Outcome.LATE)]
+    rate = tally.rate()
     facts = {
         "name": name,
         "path": quote(name, safe=""),
@@ -66,20 +64,22 @@ def page(
         "rate": f"{rate:,.{0 if rate >= 10 else 1}f}",
         "answered": f"{len(latencies):,}",
         "deadline": f"{deadline_ms:g} ms",
-        "last": f"{len(observer.last):,}",
+        "last": f"{len(tally.last):,}",
         "publish_seconds": _duration(state.publish_seconds),
         "written": _bytes(state.bytes_written),
         "reused": _bytes(state.bytes_reused),
-        "failed": f"{refreshes.failed:,}",
+        "workers": f"{status.ready} of {status.workers}",
+        "lost": f"{sum(status.starts.get(cause, 0) for cause in LOSSES):,}",
+        "failed": f"{status.refreshes.failed:,}",
         **_quantiles(latencies),
     }
     return _TEMPLATE.substitute(
         {key: escape(value) for key, value in facts.items()},
         readiness=_readiness(why_not_ready),
         problems="".join(
-            f'<p class="problem">{escape(each)}</p>' for each in _problems(state, refreshes)
+            f'<p class="problem">{escape(each)}</p>' for each in _problems(state, status)
         ),
-        outcomes="\n".join(_outcomes(observer)),
+        outcomes="\n".join(_outcomes(tally)),
     )
 
 
@@ -95,10 +95,12 @@ def _readiness(why_not: str) -> str:
     return '<strong class="good">ready</strong>'
 
 
-def _problems(state: ServingState, refreshes: Refreshes) -> list[str]:
+def _problems(state: ServingState, status: Status) -> list[str]:
     problems = []
-    if refreshes.problem:
-        problems.append(f"The newest checkpoint is not served: {refreshes.problem}")
+    if status.ready < status.workers:
+        problems.append(f"{status.ready} of {status.workers} workers answer: the log says why.")
+    if status.refreshes.problem:
+        problems.append(f"The newest checkpoint is not served: {status.refreshes.problem}")
     if state.problem:
         problems.append(f"This process does not follow new versions: {state.problem}")
     if state.owners_gone:
@@ -122,17 +124,17 @@ def _quantiles(seconds: list[float]) -> dict[str, str]:
     return {name: f"{each * 1e3:.2f} ms" for name, each in zip(names, found, strict=True)}
 
 
-def _outcomes(observer: Observer) -> list[str]:
+def _outcomes(tally: Tally) -> list[str]:
     """Returns a row of the table for each outcome."""
     last = dict.fromkeys(Outcome, 0)
-    for each in observer.last:
+    for each in tally.last:
         last[each.outcome] += 1
     rows = []
     for outcome in Outcome:
-        if outcome in _ALWAYS or observer.counts[outcome]:
+        if outcome in _ALWAYS or tally.counts[outcome]:
             kind = ' class="bad"' if outcome in _FAULTS and last[outcome] else ""
             name = outcome.label.replace("_", " ")
-            numbers = f"<td>{last[outcome]:,}</td><td>{observer.counts[outcome]:,}</td>"
+            numbers = f"<td>{last[outcome]:,}</td><td>{tally.counts[outcome]:,}</td>"
             meaning = _MEANINGS[outcome]
             rows.append(f"<tr{kind}><td>{name}</td>{numbers}<td>{meaning}</td></tr>")
     return rows

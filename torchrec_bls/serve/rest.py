@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from torchrec_bls.serve.desk import Desk, Ticket
+from torchrec_bls.serve import siblings
+from torchrec_bls.serve.desk import AT_FRONT, Desk, Ticket
 from torchrec_bls.serve.json_heads import JsonHead
 from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
 from torchrec_bls.serve.serving_facts import ServingFacts
@@ -23,12 +24,14 @@ _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 _Headers = Sequence[tuple[bytes, bytes]]
-# Function that returns status, type and body of what may be got.
-_Page = Callable[[], tuple[int, bytes, bytes]]
+# Status, type and body of what may be got, and the function that returns it.
+_Got = tuple[int, bytes, bytes]
+_Page = Callable[[], Awaitable[_Got]]
 
 _JSON, _HTML = b"application/json", b"text/html; charset=utf-8"
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 _BINARY = b"application/octet-stream"
+_AT_FRONT = AT_FRONT.encode()
 _GETS = b"GET, HEAD"
 _HEAD_SIZE = b"inference-header-content-length"
 # Bytes that a number in JSON takes at least, with a comma.
@@ -49,12 +52,13 @@ class RestApplication:
         self._facts = facts
         self._max_body = desk.engine.contract.max_body_bytes
         self._pages: dict[str, _Page] = {
-            "/": lambda: (200, _HTML, facts.page().encode()),
-            "/metrics": lambda: (200, _METRICS, facts.metrics()),
-            "/openapi.json": lambda: _json(200, facts.openapi()),
-            "/v2": lambda: _json(200, facts.server_metadata()),
-            "/v2/health/live": lambda: _json(200, {"live": True}),
-            "/v2/health/ready": self._readiness,
+            "/": self._page,
+            "/metrics": self._metrics,
+            siblings.PATH: _at_once(lambda: _json(200, facts.report())),
+            "/openapi.json": _at_once(lambda: _json(200, facts.openapi())),
+            "/v2": _at_once(lambda: _json(200, facts.server_metadata())),
+            "/v2/health/live": _at_once(lambda: _json(200, {"live": True})),
+            "/v2/health/ready": _at_once(self._readiness),
         }
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
@@ -74,11 +78,12 @@ class RestApplication:
     async def _infer(
         self, model: str, version: str, scope: _Scope, receive: _Receive, send: _Send
     ) -> None:
-        with self._desk.request("http") as ticket:
+        headers = dict(scope["headers"])
+        at_front = headers.get(_AT_FRONT, b"").decode("latin-1")
+        with self._desk.request("http", at_front) as ticket:
             if scope["method"] != "POST":
                 raise RequestError(Outcome.WRONG_METHOD, "inference requests are POSTs")
             self._facts.check_name(model)
-            headers = dict(scope["headers"])
             if headers.get(b"content-encoding", b"identity") != b"identity":
                 raise bad("Content-Encoding: send the body as it is")
             if b"upgrade" in headers:  # what follows it would be lost
@@ -120,15 +125,23 @@ class RestApplication:
             raise RequestError(Outcome.UNKNOWN, f"nothing at {scope['path']}: see /openapi.json")
         if scope["method"] not in ("GET", "HEAD"):
             raise RequestError(Outcome.WRONG_METHOD, f"{scope['path']} takes GET")
-        await _respond(send, *page())
+        await _respond(send, *await page())
 
     def _of_model(self, name: str, version: str | None, ready: str | None) -> _Page:
         self._facts.check_name(name)
         if version and version != self._desk.engine.version:
             raise RequestError(Outcome.UNKNOWN, f"version '{version}' is not served")
-        return self._readiness if ready else lambda: _json(200, self._facts.model_metadata())
+        if ready:
+            return _at_once(self._readiness)
+        return _at_once(lambda: _json(200, self._facts.model_metadata()))
 
-    def _readiness(self) -> tuple[int, bytes, bytes]:
+    async def _page(self) -> _Got:
+        return 200, _HTML, (await self._facts.page()).encode()
+
+    async def _metrics(self) -> _Got:
+        return 200, _METRICS, await self._facts.metrics()
+
+    def _readiness(self) -> _Got:
         problem = self._facts.why_not_ready()
         if problem:
             return _json(503, {"ready": False, "error": problem})
@@ -215,7 +228,14 @@ async def _respond(
     await send({"type": "http.response.body", "body": body})
 
 
-def _json(status: int, value: Any) -> tuple[int, bytes, bytes]:
+def _at_once(got: Callable[[], _Got]) -> _Page:
+    async def page() -> _Got:
+        return got()
+
+    return page
+
+
+def _json(status: int, value: Any) -> _Got:
     return status, _JSON, msgspec.json.encode(value)
 
 

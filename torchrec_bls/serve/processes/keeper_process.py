@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from torchrec_bls.errors import named
+from torchrec_bls.serve.processes.names import name_process
 
 # Seconds that a keeper may take to load its first version, and to end.
 _LOADING, _ENDING = 3600.0, 30.0
@@ -68,10 +69,13 @@ class KeeperProcess:
 
     Attributes:
         refreshes: what became of new checkpoints.
+        has_tables: whether the tables have been loaded.
     """
 
     def __init__(self, keeping: Keeping) -> None:
         self.refreshes = Refreshes()
+        self.has_tables = False
+        self._began = time.monotonic()
         self._keeping = keeping
         self._pause = _PAUSE
         self._next = 0.0
@@ -83,48 +87,35 @@ class KeeperProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def wait(self) -> None:
-        """Returns when the tables can be attached to.
+    def look(self) -> None:
+        """Takes what the keeper says, and begins another one if it has ended.
 
         Raises:
-            RuntimeError: the keeper ended before; the text says why.
+            RuntimeError: the first one has ended, or can't load the tables; the text says why.
         """
-        end = time.monotonic() + _LOADING
-        while time.monotonic() < end:
-            if not self._connection.poll(0.1):
-                continue
-            message = self._receive()
-            if message is None:
-                self._process.join(_ENDING)
-                break
-            problem = self._take(message)
-            if problem:
-                raise RuntimeError(f"the tables can't be loaded: {problem}")
-            if self._has_tables:
-                return
-        else:
-            raise RuntimeError(
-                f"the tables were not loaded within {_LOADING:g} s: give tables that take less "
-                "long, or a faster disk"
-            )
-        raise RuntimeError(
-            "the process that keeps the tables has ended before they were loaded, with status "
-            f"{self._process.exitcode}: its log says why, or the kernel's if it was killed (-9) "
-            "since there was no memory"
-        )
-
-    def look(self) -> None:
-        """Takes what the keeper says, and begins another one if it has ended."""
         while self._connection.poll():
             message = self._receive()
             if message is None:
                 break
             problem = self._take(message)
+            if problem and not self.has_tables:
+                raise RuntimeError(f"the tables can't be loaded: {problem}")
             if problem:
                 _log.warning("the tables can't be taken over: %s", problem)
-        if self._process.is_alive():
-            return
         now = time.monotonic()
+        if self._process.is_alive():
+            if not self.has_tables and now > self._began + _LOADING:
+                raise RuntimeError(
+                    f"the tables were not loaded within {_LOADING:g} s: give tables that take less "
+                    "long, or a faster disk"
+                )
+            return
+        if not self.has_tables:
+            raise RuntimeError(
+                "the process that keeps the tables has ended before they were loaded, with status "
+                f"{self._process.exitcode}: its log says why, or the kernel's if it was killed "
+                "(-9) since there was no memory"
+            )
         if not self._next:
             self._await_another(f"has ended with status {self._process.exitcode}", now)
         elif now >= self._next:
@@ -140,7 +131,7 @@ class KeeperProcess:
     def close(self) -> None:
         """Ends the keeper."""
         self._connection.close()
-        if not self._has_tables:  # it would notice once they are loaded
+        if self._is_loading:  # it would notice once they are loaded
             self._process.kill()
         self._process.join(_ENDING)
         if self._process.is_alive():
@@ -155,7 +146,7 @@ class KeeperProcess:
         )
         with there:
             process.start()
-        self._connection, self._process, self._has_tables = here, process, False
+        self._connection, self._process, self._is_loading = here, process, True
 
     def _await_another(self, what: str, now: float) -> None:
         _log.warning(
@@ -179,12 +170,13 @@ class KeeperProcess:
             self.refreshes = message
         elif message == "":
             self._pause = _PAUSE
-            self._has_tables = True
+            self.has_tables, self._is_loading = True, False
         return message if isinstance(message, str) else ""
 
 
 def _keep(connection: Connection, keeping: Keeping) -> None:
     """Keeps tables until the other end of the connection is closed."""
+    name_process("keeper")
     # Terminals and init systems tell both, and the service says when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,77 @@
+"""A service that is asked all the while, by callers that count every answer."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.serve.asking import Answered, Refused, by_binary, by_grpc, by_json, drawn
+from tests.serve.running import Running
+
+CASE = drawn(3, 1)
+#: A request has so many microseconds: what is late is no matter here.
+PATIENT = {"timeout": 60_000_000}
+
+
+@dataclass
+class Asked:
+    """What became of requests.
+
+    Attributes:
+        answered: how many had the scores of the version that they name.
+        lost: all others.
+    """
+
+    answered: int = 0
+    lost: list[Exception] = field(default_factory=list)
+
+
+def version_in(answer: Answered) -> int:
+    """Returns the version of an answer, which has the scores of that version."""
+    version = int(answer.version.partition("@")[0].removeprefix("v"))
+    for name, values in CASE.scores(version).items():
+        np.testing.assert_allclose(answer.outputs[name], values, rtol=1e-5, atol=1e-3)
+    return version
+
+
+@contextmanager
+def asked_all_the_while(service: Running) -> Iterator[Asked]:
+    """Asks in three ways at once, again and again."""
+    found, ends = Asked(), threading.Event()
+
+    def ask(way: Callable[..., Answered]) -> None:
+        while not ends.is_set():
+            try:
+                version_in(way(service, CASE.ragged(), parameters=PATIENT))
+                found.answered += 1
+            except Exception as error:
+                found.lost.append(error)
+            time.sleep(0.005)  # others of this machine have work to do as well
+
+    threads = [threading.Thread(target=ask, args=(way,)) for way in (by_json, by_binary, by_grpc)]
+    for each in threads:
+        each.start()
+    try:
+        before = found.answered
+        yield found
+        # Each of them has asked since.
+        end = time.monotonic() + 60
+        while found.answered < before + 20 and time.monotonic() < end:
+            time.sleep(0.01)
+    finally:
+        ends.set()
+        for each in threads:
+            each.join()
+
+
+def served(service: Running) -> int:
+    """Returns the version that serves."""
+    return version_in(by_json(service, CASE.ragged(), parameters=PATIENT))
+
+
+def is_lost(error: Exception) -> bool:
+    """Returns whether a request was lost: it got no answer at all."""
+    return not isinstance(error, Refused) or error.status == "UNAVAILABLE"

@@ -1,0 +1,179 @@
+"""With a front, no caller notices that a worker, the zygote or the keeper has died."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.direct.nodes import until
+from tests.serve import ranker
+from tests.serve.asking import Refused, by_grpc, by_json
+from tests.serve.processes.asked import CASE, PATIENT, asked_all_the_while, is_lost, served
+from tests.serve.running import Running, is_alive, running
+
+pytestmark = pytest.mark.full
+
+# A worker may stand still for so long. Requests have more time.
+OPTIONS = ["--deadline-ms", "1000", "--workers", "2", "--front", "haproxy"]
+WORKERS = ["worker 1", "worker 2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("front")
+    (made / "new").mkdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Running]:
+    checkpoint = ranker.write_checkpoint(folder, 1)
+    options = ["--checkpoint", str(checkpoint), "--watch", str(folder / "new"), *OPTIONS]
+    environment = {ranker.RAISE: str(folder / "raise")}
+    model = "tests.serve.ranker:build_poisonous_unless"
+    with running(folder, *options, model=model, environment=environment) as service:
+        until(lambda: all_answer(service))
+        yield service
+
+
+def all_answer(service: Running) -> bool:
+    with suppress(AssertionError):
+        return service.metric('torchrec_bls_workers{state="ready"}', of=min) == 2
+    return False
+
+
+def starts(service: Running, cause: str) -> float:
+    with suppress(AssertionError):  # there was none
+        return service.metric(f'torchrec_bls_worker_starts_total{{cause="{cause}"}}', of=max)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"), [(signal.SIGKILL, "death"), (signal.SIGSTOP, "stall")]
+)
+@pytest.mark.parametrize("name", WORKERS)
+def test_a_worker_that_is_lost_costs_no_request(
+    service: Running, name: str, number: int, cause: str
+):
+    before, lost = service.only(name), starts(service, cause)
+    with asked_all_the_while(service) as asked:
+        os.kill(before, number)
+        until(lambda: service.named(name) not in ([], [before]))
+        until(lambda: all_answer(service))
+    # JSON that has waited for as long as the service's own deadline is refused.
+    assert not [each for each in asked.lost if is_lost(each)]
+    assert cause == "stall" or not asked.lost
+    assert not is_alive(before)
+    assert starts(service, cause) == lost + 1
+
+
+def lose(service: Running, name: str) -> None:
+    """Kills a process, and waits for its successor."""
+    before = service.only(name)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: service.named(name) not in ([], [before]))
+    until(lambda: all_answer(service))
+
+
+def test_workers_that_are_lost_one_after_the_other(service: Running):
+    with asked_all_the_while(service) as asked:
+        for number in range(10):
+            lose(service, WORKERS[number % 2])
+    assert not asked.lost
+
+
+def test_a_zygote_that_is_killed_has_a_successor(service: Running):
+    before, worker = service.only("zygote"), service.only("worker 1")
+    with asked_all_the_while(service) as asked:
+        os.kill(before, signal.SIGKILL)
+        until(lambda: service.named("zygote") not in ([], [before]))
+        # Its own workers outlive it. Another one can be made again.
+        assert service.only("worker 1") == worker
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: service.named("worker 1") not in ([], [worker]))
+        until(lambda: all_answer(service))
+    assert not asked.lost
+
+
+def test_a_keeper_that_is_killed_has_a_successor(service: Running, folder: Path):
+    before, version = service.only("keeper"), served(service)
+    with asked_all_the_while(service) as asked:
+        os.kill(before, signal.SIGKILL)
+        until(lambda: service.named("keeper") not in ([], [before]))
+        ranker.write_checkpoint(folder / "new", version + 1)
+        until(lambda: served(service) == version + 1)
+    assert not asked.lost
+
+
+def test_a_front_that_is_killed_has_a_successor(service: Running):
+    before = service.only("front")
+    os.kill(before, signal.SIGKILL)
+    # Who connects now waits for the next one.
+    served(service)
+    until(lambda: service.named("front") not in ([], [before]))
+
+
+def test_a_request_that_kills_its_worker_gets_two_and_no_third(service: Running):
+    poison = replace(CASE, dense=[[ranker.POISON, 0.0, 0.0]] * 3).ragged()
+    for ask in (by_json, by_grpc):
+        deaths = starts(service, "death")
+        with pytest.raises(Refused) as refused:
+            ask(service, poison, parameters=PATIENT)
+        assert refused.value.status in (500, "UNKNOWN")
+        until(lambda: all_answer(service))
+        assert starts(service, "death") == deaths + 2
+    served(service)
+
+
+def test_new_workers_have_the_code_of_today(service: Running, folder: Path):
+    before = [service.only(name) for name in WORKERS]
+    renewed = starts(service, "renewal")
+    with asked_all_the_while(service) as asked:
+        service.process.send_signal(signal.SIGHUP)
+        until(lambda: starts(service, "renewal") == renewed + 2)
+        until(lambda: not any(is_alive(each) for each in before))
+        until(lambda: all_answer(service))
+    assert not asked.lost
+    assert len(service.named("zygote")) == 1
+
+
+def test_code_that_can_not_be_loaded_replaces_nobody(service: Running, folder: Path):
+    before = [service.only(name) for name in ("zygote", *WORKERS)]
+    (folder / "raise").touch()
+    with asked_all_the_while(service) as asked:
+        service.process.send_signal(signal.SIGHUP)
+        until(lambda: "workers are not replaced" in service.log)
+    (folder / "raise").unlink()
+    assert not asked.lost
+    assert "ZeroDivisionError: no model today" in service.log
+    assert [service.only(name) for name in ("zygote", *WORKERS)] == before
+
+
+def test_a_service_without_workers_says_so(service: Running):
+    zygote = service.only("zygote")
+    os.kill(zygote, signal.SIGSTOP)
+    try:
+        for name in WORKERS:
+            os.kill(service.only(name), signal.SIGKILL)
+        until(lambda: not service.ready())
+        with pytest.raises(Refused) as refused:
+            by_json(service, CASE.ragged())
+        assert refused.value.status == 503
+        assert service.request("GET", "/v2/health/live")[0] == 200
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+    until(lambda: service.ready() and all_answer(service))
+    served(service)
+
+
+def test_all_end_with_the_supervisor(service: Running):
+    """It is the last one of this module."""
+    names = ("front", "zygote", "keeper", *WORKERS)
+    processes = [service.only(name) for name in names]
+    service.process.kill()
+    service.process.wait()
+    until(lambda: not any(is_alive(each) for each in processes))

@@ -152,8 +152,10 @@ class Life:
         path = self._folder / f".{self._version}"
         path.mkdir()
         (path / "weights.pt").write_bytes(b"PK\x03\x04 no more")
-        path.rename(self._folder / "new" / f"v{self._version}")
-        self._is_not_served()
+        self._written.append(path.rename(self._folder / "new" / f"v{self._version}"))
+        # It is no whole checkpoint, which nobody tries.
+        self.ask()
+        self.refresh()
 
     def kill_worker(self) -> None:
         self._replace(self._random.choice(WORKERS), signal.SIGKILL)

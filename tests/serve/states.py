@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchrec_bls import ServingState
-from torchrec_bls.serve.processes.channel import Status
-from torchrec_bls.serve.processes.keeper_process import Refreshes
+from torchrec_bls.serve.status import Refreshes, Status
 
 _STATE = ServingState(
     rank=None,

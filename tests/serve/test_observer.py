@@ -10,7 +10,7 @@ from tests.serve.states import made_up_state, made_up_status
 from torchrec_bls.serve.observer import Observer, WorkCollector
 from torchrec_bls.serve.outcomes import Outcome
 from torchrec_bls.serve.predictor import Costs
-from torchrec_bls.serve.processes.keeper_process import Refreshes
+from torchrec_bls.serve.status import Refreshes
 
 
 def scrape(observer: Observer) -> dict[str, float]:

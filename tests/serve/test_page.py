@@ -10,8 +10,7 @@ import pytest
 from tests.serve.states import made_up_state, made_up_status
 from torchrec_bls.serve.outcomes import Outcome
 from torchrec_bls.serve.page import page
-from torchrec_bls.serve.processes.channel import Status
-from torchrec_bls.serve.processes.keeper_process import Refreshes
+from torchrec_bls.serve.status import Refreshes, Status
 from torchrec_bls.serve.tally import Ended, Tally
 
 Attributes = list[tuple[str, str | None]]

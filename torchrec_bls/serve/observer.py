@@ -12,7 +12,7 @@ from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.observe.prometheus import ServingCollector
 from torchrec_bls.serve.outcomes import Outcome
 from torchrec_bls.serve.predictor import Costs
-from torchrec_bls.serve.processes.channel import Status
+from torchrec_bls.serve.status import Status
 from torchrec_bls.serve.tally import Ended, Tally
 
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.serve.outcomes import Outcome
-from torchrec_bls.serve.processes.channel import LOSSES, Status
+from torchrec_bls.serve.status import LOSSES, Status
 from torchrec_bls.serve.tally import Tally
 
 _TEMPLATE = Template(Path(__file__).with_suffix(".html").read_text())

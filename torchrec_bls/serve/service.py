@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrec_bls.serve.contract import Contract
+from torchrec_bls.serve.places import Places, held
 from torchrec_bls.serve.processes.front_process import FrontProcess
 from torchrec_bls.serve.processes.keeper_process import Keeping
-from torchrec_bls.serve.processes.places import Places, held
+from torchrec_bls.serve.processes.plan import Plan
 from torchrec_bls.serve.processes.supervisor import Orders, Supervisor
-from torchrec_bls.serve.processes.zygote_process import Plan
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,9 +11,9 @@ from torchrec_bls.serve.observer import Observer
 from torchrec_bls.serve.openapi import openapi
 from torchrec_bls.serve.outcomes import Outcome, RequestError
 from torchrec_bls.serve.page import page
-from torchrec_bls.serve.processes.channel import Status
-from torchrec_bls.serve.processes.places import Places
+from torchrec_bls.serve.places import Places
 from torchrec_bls.serve.siblings import Report, metrics_of, reports
+from torchrec_bls.serve.status import Status
 from torchrec_bls.serve.tally import together
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchrec_bls.serve.processes.channel import (
+from torchrec_bls.serve.channel import (
     Attach,
     Beat,
     Begun,
@@ -18,7 +18,7 @@ from torchrec_bls.serve.processes.channel import (
     Status,
     pair,
 )
-from torchrec_bls.serve.processes.keeper_process import Refreshes
+from torchrec_bls.serve.status import Refreshes
 
 MESSAGES: list[Message] = [
     Ready(),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.serve.running import HOST
-from torchrec_bls.serve.processes.places import Places, address, held, shared
+from torchrec_bls.serve.places import Places, address, held, shared
 
 
 def test_workers_share_a_port_that_is_held():

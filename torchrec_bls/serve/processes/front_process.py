@@ -18,8 +18,8 @@ from pathlib import Path
 from string import Template
 
 from torchrec_bls.serve.contract import Contract
+from torchrec_bls.serve.places import LETTERS, Places
 from torchrec_bls.serve.processes.pause import Pause
-from torchrec_bls.serve.processes.places import LETTERS, Places
 
 # Seconds that an order may take.
 _ORDER = 1.0

@@ -14,6 +14,7 @@ from torch import nn
 
 from torchrec_bls.errors import named
 from torchrec_bls.serve.processes.names import name_process
+from torchrec_bls.serve.status import Refreshes
 
 # Seconds that a keeper may take to load its first version, and to end.
 _LOADING, _ENDING = 3600.0, 30.0
@@ -24,19 +25,6 @@ _LOOK = 1.0
 # Versions are made when nobody else needs the processor.
 _NICE = 10
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Refreshes:
-    """What became of new checkpoints.
-
-    Attributes:
-        failed: how many publications have failed.
-        problem: why the newest checkpoint is not served; empty if it is.
-    """
-
-    failed: int = 0
-    problem: str = ""
 
 
 @dataclass(frozen=True)

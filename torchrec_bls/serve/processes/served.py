@@ -14,7 +14,7 @@ from torchrec_bls.serve.compiled import Measured, compile_if_faster
 from torchrec_bls.serve.inputs import Features, ModelInputs, features_in
 from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
 from torchrec_bls.serve.predictor import Predictor
-from torchrec_bls.serve.processes.zygote_process import Plan
+from torchrec_bls.serve.processes.plan import Plan
 
 _log = logging.getLogger(__name__)
 

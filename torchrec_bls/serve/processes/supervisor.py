@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from select import select
 
-from torchrec_bls.serve.processes.channel import Status
 from torchrec_bls.serve.processes.front_process import FrontProcess
 from torchrec_bls.serve.processes.keeper_process import KeeperProcess, Keeping
+from torchrec_bls.serve.processes.plan import Plan
 from torchrec_bls.serve.processes.workers import Place
-from torchrec_bls.serve.processes.zygote_process import Plan
 from torchrec_bls.serve.processes.zygotes import Zygotes
+from torchrec_bls.serve.status import Status
 
 # Seconds between two looks at all processes.
 _LOOK = 0.05

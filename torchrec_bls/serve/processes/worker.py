@@ -13,18 +13,18 @@ import uvicorn
 import uvloop
 
 from torchrec_bls.serve.access_log import AccessLog
+from torchrec_bls.serve.channel import Beat, Begun, Channel
 from torchrec_bls.serve.desk import Desk
 from torchrec_bls.serve.engine import Engine
 from torchrec_bls.serve.grpc_service import GrpcService
 from torchrec_bls.serve.observer import Observer, WorkCollector
-from torchrec_bls.serve.processes.channel import Beat, Begun, Channel, Status
-from torchrec_bls.serve.processes.keeper_process import Refreshes
+from torchrec_bls.serve.places import address, shared
 from torchrec_bls.serve.processes.names import name_process
-from torchrec_bls.serve.processes.places import address, shared
+from torchrec_bls.serve.processes.plan import Plan
 from torchrec_bls.serve.processes.served import Served
-from torchrec_bls.serve.processes.zygote_process import Plan
 from torchrec_bls.serve.rest import RestApplication
 from torchrec_bls.serve.serving_facts import ServingFacts
+from torchrec_bls.serve.status import Refreshes, Status
 
 # Seconds between two beats, and two looks at the state of the tables.
 _LOOK = 0.1

@@ -6,11 +6,12 @@ import signal
 import socket
 from collections import Counter
 
-from torchrec_bls.serve.processes.channel import DEATH, STALL, Beat, Begun, Channel, Status
+from torchrec_bls.serve.channel import Beat, Begun, Channel
+from torchrec_bls.serve.places import LETTERS
 from torchrec_bls.serve.processes.front_process import FrontProcess
 from torchrec_bls.serve.processes.pause import Pause
-from torchrec_bls.serve.processes.places import LETTERS
 from torchrec_bls.serve.processes.zygotes import Zygotes
+from torchrec_bls.serve.status import DEATH, STALL, Status
 
 # Seconds that a worker may take from its fork to its first beat.
 _BEGINNING = 60.0

@@ -14,19 +14,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from select import select
 from typing import TYPE_CHECKING, NoReturn
 
 from torchrec_bls.errors import named
-from torchrec_bls.serve.contract import Contract
-from torchrec_bls.serve.processes.channel import Attach, Channel, Failed, Fork, Ready, pair
+from torchrec_bls.serve.channel import Attach, Channel, Failed, Fork, Ready, pair
 from torchrec_bls.serve.processes.names import name_process
-from torchrec_bls.serve.processes.places import Places
+from torchrec_bls.serve.processes.plan import Plan
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from torchrec_bls.serve.processes.served import Served
 
 _Life = Callable[[str, Channel], None]
@@ -35,35 +31,6 @@ _LOOK = 0.1
 # Seconds that it may take to end.
 _ENDING = 5.0
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a zygote makes, and its workers do.
-
-    Attributes:
-        build: function that returns the model; it can be imported.
-        place: what it is called in messages.
-        name: name of the model in requests.
-        checkpoint: path of the first checkpoint; compiled code is kept beside it.
-        tables: path of the keeper's socket.
-        contract: what is promised to callers.
-        dense_features: number of the model's dense features; None: it is found.
-        compile: whether the dense part is compiled where that is faster.
-        access_log: whether workers write a line for each request.
-        places: where requests come in.
-    """
-
-    build: "Callable[[], nn.Module]"
-    place: str
-    name: str
-    checkpoint: str
-    tables: str
-    contract: Contract
-    dense_features: int | None
-    compile: bool
-    access_log: bool
-    places: Places
 
 
 class ZygoteProcess:

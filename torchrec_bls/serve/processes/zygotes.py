@@ -2,9 +2,10 @@
 
 import logging
 
-from torchrec_bls.serve.processes.channel import Attach, Channel, Failed, Ready
+from torchrec_bls.serve.channel import Attach, Channel, Failed, Ready
 from torchrec_bls.serve.processes.pause import Pause
-from torchrec_bls.serve.processes.zygote_process import Plan, ZygoteProcess
+from torchrec_bls.serve.processes.plan import Plan
+from torchrec_bls.serve.processes.zygote_process import ZygoteProcess
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from torchrec_bls.serve.processes.keeper_process import Refreshes
+from torchrec_bls.serve.status import Status
 
 # Bytes that a message may have. A socket takes some of them until it is full.
 _MOST_BYTES = 1 << 16
@@ -54,26 +54,6 @@ class Fork(msgspec.Struct, tag=True):
     """
 
     name: str
-
-
-#: Causes of a worker's begin that are the ends of others.
-LOSSES = DEATH, STALL = "death", "stall"
-
-
-class Status(msgspec.Struct, tag=True):
-    """To a worker: what it can't see itself.
-
-    Attributes:
-        refreshes: what became of new checkpoints.
-        workers: how many workers there are to be.
-        ready: how many answer requests.
-        starts: how many workers have begun, by cause: "start", "renewal" or one of LOSSES.
-    """
-
-    refreshes: Refreshes
-    workers: int
-    ready: int
-    starts: dict[str, int]
 
 
 Message = Ready | Failed | Begun | Beat | Attach | Fork | Status

@@ -14,7 +14,7 @@ from tests.direct.nodes import until
 from tests.serve import ranker
 from tests.serve.asking import by_grpc, json_of
 from tests.serve.processes.asked import CASE, asked_all_the_while, is_lost, served
-from tests.serve.running import Running, is_alive, running
+from tests.serve.running import HOST, Running, is_alive, running
 
 pytestmark = pytest.mark.full
 
@@ -29,6 +29,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(folder, *options) as service:
         until(lambda: all(service.named(name) for name in WORKERS))
         yield service
+
+
+def test_the_log_says_where_it_answers(service: Running):
+    where = f"http://{HOST}:{service.port}, gRPC at {service.grpc}"
+    assert f"serving model 'ranker' at {where}" in service.log
 
 
 def test_both_answer(service: Running):

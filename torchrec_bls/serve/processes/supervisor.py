@@ -1,6 +1,7 @@
 """Starts the processes of a service, and others in the place of those that die."""
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import time
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from select import select
 
+from torchrec_bls.serve.places import address
 from torchrec_bls.serve.processes.front_process import FrontProcess
 from torchrec_bls.serve.processes.keeper_process import KeeperProcess, Keeping
 from torchrec_bls.serve.processes.plan import Plan
@@ -24,6 +26,7 @@ _STALLED = 1.0
 # Seconds between two looks after which nobody is blamed for silence: all may have stood still.
 _STOOD_STILL = 0.3
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, of linux/prctl.h
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Supervisor:
         front: FrontProcess | None,
         orders: Orders,
     ) -> None:
+        self._plan = plan
         self._front = front
         self._orders = orders
         self._starts: Counter[str] = Counter()
@@ -122,9 +126,21 @@ class Supervisor:
         if self._has_served:
             return
         self._has_served = ready > 0
+        if self._has_served:
+            self._say_where()
         for place in self._places:
             if place.ending and not self._has_served:
                 raise RuntimeError(f"{place.ending} before it answered: its log says why")
+
+    def _say_where(self) -> None:
+        places = self._plan.places
+        grpc = f", gRPC at {address(places.host, places.grpc_port)}" if places.grpc_port else ""
+        _log.info(
+            "serving model '%s' at http://%s%s",
+            self._plan.name,
+            address(places.host, places.port),
+            grpc,
+        )
 
     def _await_news(self) -> None:
         select([each for place in self._places for each in place.sockets], [], [], _LOOK)

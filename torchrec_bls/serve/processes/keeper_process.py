@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from torchrec_bls.errors import named
+from torchrec_bls.serve.processes.leaving import leave
 from torchrec_bls.serve.processes.names import name_process
 from torchrec_bls.serve.status import Refreshes
 
@@ -197,4 +198,5 @@ def _keep(connection: Connection, keeping: Keeping) -> None:
                 if watch is not None and told != (told := Refreshes(watch.failed, watch.problem)):
                     connection.send(told)
             except (EOFError, OSError):
-                return
+                break
+    leave()

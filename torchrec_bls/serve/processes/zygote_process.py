@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torchrec_bls.errors import named
 from torchrec_bls.serve.channel import Attach, Channel, Failed, Fork, Ready, pair
+from torchrec_bls.serve.processes.leaving import leave
 from torchrec_bls.serve.processes.names import name_process
 from torchrec_bls.serve.processes.plan import Plan
 
@@ -117,7 +118,7 @@ def _run(end: socket.socket, plan: Plan, idle: bool) -> None:
                     _fork(message.name, Channel(*sockets), become_worker)
             served.take_newest()
     except EOFError:
-        gc.unfreeze()  # else nanobind reports objects of triton as leaked
+        leave()
 
 
 def _made(plan: Plan, channel: Channel, idle: bool) -> "Served":

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.paths import ROOT
-from tests.serve.states import made_up_state
+from tests.serve.states import made_up_state, made_up_status
 from torchrec_bls import ChannelStats
 
 FOLDER = ROOT / "docs" / "guides" / "monitoring"
@@ -29,8 +29,6 @@ UNITS = {"short", "percentunit", "Bps", "cps", "s", "bytes"}
 
 def exported() -> dict[str, set[str]]:
     """Returns the labels of each sample that the collectors export."""
-    from torchrec_bls.serve.keeper_process import Refreshes
-
     from torchrec_bls.observe.prometheus import ChannelCollector, ServingCollector
     from torchrec_bls.serve.observer import Observer, WorkCollector
     from torchrec_bls.serve.predictor import Costs
@@ -51,7 +49,8 @@ def exported() -> dict[str, set[str]]:
     registry.register(ChannelCollector(lambda: [channel]))
     registry.register(ServingCollector(lambda: made_up_state(rank=0, owners_gone=(0,))))
     observer = Observer(lambda: None)
-    observer.add(WorkCollector(lambda: 0, lambda: Costs(1.0, 1.0, 1.0), lambda: 1.0, Refreshes))
+    costs = Costs(1.0, 1.0, 1.0)
+    observer.add(WorkCollector(lambda: 0, lambda: costs, lambda: 1.0, made_up_status))
     families = [
         *registry.collect(),
         *text_string_to_metric_families(observer.exposition().decode()),

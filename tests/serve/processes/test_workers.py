@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from torchrec_bls.serve.channel import Beat, Begun, Channel
+from torchrec_bls.serve.channel import Beat, Begun, Channel, pair
 from torchrec_bls.serve.processes.workers import Place
-from torchrec_bls.serve.status import Refreshes, Status, pair
+from torchrec_bls.serve.status import Refreshes, Status
 
 PATIENCE = 30.0
 Life = Callable[[Channel], None]

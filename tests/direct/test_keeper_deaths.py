@@ -114,13 +114,14 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
         assert len(places) > 100
         processes.call("reader", go_over, 2)
         shown, seen_drained = 2, 0
-        for place in some_of(places, step):
+        tried, missed = some_of(places, step), []
+        for place in tried:
             new, last = shown % 3 + 1, (shown + 1) % 3 + 1
             what = f"{Path(place[0]).name}:{place[1]}"
             ended_by, _ = processes.call("nursery", walk_in_child, new, drain, place)
-            # Lines that look at other processes are reached only while these are there.
-            by_luck = Path(place[0]).name == "file_holders.py"
-            assert ended_by == signal.SIGKILL or (by_luck and ended_by == 0), what
+            # Some lines are reached only while other processes are there, or are just ending.
+            assert ended_by in (signal.SIGKILL, 0), what
+            missed += [what] * (ended_by == 0)
             seen = processes.call("reader", look)
             assert seen in (shown, new, *([0] if drain else [])), (what, seen)
             seen_drained += seen == 0
@@ -129,6 +130,7 @@ def kill_at_places(folder: Path, served_by: str, step: int, drain: bool) -> None
             processes.call("successor", give_up)
             shown = last
         assert (seen_drained > 0) == drain
+        assert len(missed) <= 1 + len(tried) // 10, missed
 
 
 @pytest.mark.parametrize("drain", [False, True])

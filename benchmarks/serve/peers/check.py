@@ -13,6 +13,7 @@ import torch
 from benchmarks.serve import model, shape, traffic
 from benchmarks.serve.generator import REQUESTS, Generator, Load
 from benchmarks.serve.peers import wire
+from benchmarks.serve.peers.grid import SETTINGS
 from benchmarks.serve.peers.running import PEERS, running
 from benchmarks.serve.peers.serving import Batching, Serving
 from benchmarks.serve.service import GENERATOR_CORE, free_port
@@ -55,8 +56,8 @@ def check(name: str, checkpoint: Path, tables: str) -> tuple[int, float]:
 
 def main() -> None:
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(PEERS)}")
-    names = made.parse_args().names or list(PEERS)
+    made.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(SETTINGS)}")
+    names = made.parse_args().names or list(SETTINGS)
     wrong = []
     with tempfile.TemporaryDirectory(prefix="bls-serve-") as folder:
         checkpoint = Path(folder) / "checkpoint"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serve.fakes import INPUTS, Model, engine_of, served
+from tests.serve.fakes import DEADLINE, INPUTS, Model, engine_of, served
 from torchrec_bls.serve.desk import Desk
 from torchrec_bls.serve.engine import Engine
 from torchrec_bls.serve.heads import RequestHead, TensorHead
@@ -173,3 +173,37 @@ def test_a_clock_that_was_set_does_not_count(engine: Engine, seconds: float) -> 
 @pytest.mark.parametrize("at_front", ["", "yesterday", "-5", "1e6", "\u0665"])
 def test_what_is_no_time_does_not_count(engine: Engine, at_front: str) -> None:
     assert arrived_s_ago(engine, at_front, has_front=True) < 5
+
+
+def test_it_is_quiet_when_no_request_has_come_for_a_while(desk: Desk) -> None:
+    arrivals = []
+
+    async def ask() -> None:
+        for _ in range(5):
+            with desk.request("http"):
+                arrivals.append(time.monotonic())
+            await asyncio.sleep(0.02)
+
+    async def both() -> float:
+        asking = asyncio.create_task(ask())
+        await desk.await_quiet(0.5, DEADLINE)
+        assert asking.done()
+        return time.monotonic()
+
+    assert asyncio.run(both()) >= arrivals[-1] + 0.5
+
+
+def test_if_it_never_gets_quiet_that_is_not_waited_for(desk: Desk) -> None:
+    async def ask() -> None:
+        while True:
+            with desk.request("http"):
+                await asyncio.sleep(0.01)
+
+    async def both() -> None:
+        asking = asyncio.create_task(ask())
+        await desk.await_quiet(DEADLINE, 0.2)
+        asking.cancel()
+
+    began = time.monotonic()
+    asyncio.run(both())
+    assert time.monotonic() < began + DEADLINE

@@ -1,5 +1,6 @@
 """What both protocols do with a request: admit it, have it answered, and count how it ended."""
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -122,6 +123,7 @@ class Desk:
     ) -> None:
         self.engine = engine
         self.has_front = has_front
+        self._last_arrival = 0.0
         self._observer = observer
         self._log = log
 
@@ -134,6 +136,7 @@ class Desk:
             protocol: "http" or "grpc".
             at_front: microseconds since 1970 at which it came to the front, of AT_FRONT.
         """
+        self._last_arrival = time.monotonic()
         ticket = Ticket(self.engine, self._arrival(at_front))
         outcome = Outcome.GONE  # unless it ends otherwise
         try:
@@ -152,6 +155,18 @@ class Desk:
             if self._log is not None:
                 seconds = time.monotonic() - ticket.arrived
                 self._log.write(protocol, outcome, seconds, ticket.samples, ticket.queue_s)
+
+    async def await_quiet(self, seconds: float, most: float) -> None:
+        """Waits until no request has come for a while from now on.
+
+        Args:
+            seconds: how long.
+            most: seconds that it waits at most.
+        """
+        now = began = time.monotonic()
+        while (left := min(max(began, self._last_arrival) + seconds, began + most) - now) > 0:
+            await asyncio.sleep(left)
+            now = time.monotonic()
 
     def _arrival(self, at_front: str) -> float:
         found = self.engine.arrival()

@@ -12,12 +12,12 @@ import pytest
 from tests.direct.nodes import until
 from tests.serve import ranker
 from tests.serve.asking import Refused, by_grpc, by_json
-from tests.serve.processes.asked import CASE, PATIENT, asked_all_the_while, is_lost, served
+from tests.serve.processes.asked import CASE, PATIENT, asked_all_the_while, served
 from tests.serve.running import Running, is_alive, running
 
 pytestmark = pytest.mark.full
 
-# A worker may stand still for so long. Requests have more time.
+# A worker that stands still for so long is not ready. Requests have more time.
 OPTIONS = ["--deadline-ms", "1000", "--workers", "2", "--front", "haproxy"]
 WORKERS = ["worker 1", "worker 2"]
 
@@ -64,11 +64,20 @@ def test_a_worker_that_is_lost_costs_no_request(
         os.kill(before, number)
         until(lambda: service.named(name) not in ([], [before]))
         until(lambda: all_answer(service))
-    # JSON that has waited for as long as the service's own deadline is refused.
-    assert not [each for each in asked.lost if is_lost(each)]
-    assert cause == "stall" or not asked.lost
+    assert not asked.lost
     assert not is_alive(before)
     assert starts(service, cause) == lost + 1
+
+
+def test_a_worker_that_stands_still_for_a_while_costs_no_request(service: Running):
+    before, silences = service.only("worker 1"), service.log.count(" is not ready: ")
+    with asked_all_the_while(service) as asked:
+        os.kill(before, signal.SIGSTOP)
+        until(lambda: service.log.count(" is not ready: ") > silences)
+        os.kill(before, signal.SIGCONT)
+        until(lambda: all_answer(service))
+    assert not asked.lost
+    assert service.only("worker 1") == before
 
 
 def lose(service: Running, name: str) -> None:

@@ -1,6 +1,7 @@
 """A place for a worker, with processes that do as the test says."""
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from torchrec_bls.serve.channel import Beat, Begun, Channel, pair
-from torchrec_bls.serve.processes.workers import Place
+from torchrec_bls.serve.processes.front_process import Turn
+from torchrec_bls.serve.processes.workers import Patience, Place
 from torchrec_bls.serve.status import Refreshes, Status
 
 PATIENCE = 30.0
@@ -77,12 +79,33 @@ def ignores_the_end(channel: Channel) -> None:
     beats(channel)
 
 
+class Front:
+    """A front that has requests of a worker until the test says otherwise.
+
+    Attributes:
+        done_with: names of those that it has none of.
+    """
+
+    def __init__(self) -> None:
+        self.done_with: set[str] = set()
+
+    def is_done_with(self, worker: str) -> bool:
+        return worker in self.done_with
+
+
 @pytest.fixture
 def place_of() -> Iterator[Callable[..., Any]]:
     made: list[Place] = []
 
-    def place(forks: Forks, stalled_after: float = PATIENCE) -> Place:
-        made.append(Place(1, forks, Counter(), stalled_after))  # type: ignore[arg-type]
+    def place(
+        forks: Forks,
+        *,
+        ready: float = PATIENCE,
+        alive: float = PATIENCE,
+        front: Front | None = None,
+    ) -> Place:
+        patience = Patience(ready, alive)
+        made.append(Place(1, forks, Counter(), patience, front))  # type: ignore[arg-type]
         return made[-1]
 
     yield place
@@ -105,7 +128,7 @@ def until(
 
 
 def answers(place: Place) -> bool:
-    return place.worker is not None
+    return place.answers
 
 
 def test_a_worker_answers_from_its_first_beat_on(place_of: Callable[..., Place]) -> None:
@@ -134,15 +157,32 @@ def test_a_worker_that_stands_still_is_killed(
     place_of: Callable[..., Place], caplog: pytest.LogCaptureFixture
 ) -> None:
     forks = Forks(beats_once, beats)
-    place = place_of(forks, stalled_after=0.2)
+    place = place_of(forks, ready=0.1, alive=0.2)
     until(place, lambda: len(forks.made) == 2)
     assert place._starts == {"start": 1, "stall": 1}
-    assert "worker 1a has done nothing for 0.2 s: it is killed" in caplog.text
+    assert re.search(r"worker 1a has done nothing for \d\.\d s: it is killed", caplog.text)
+
+
+def test_a_worker_that_stands_still_for_a_while_is_not_ready_meanwhile(
+    place_of: Callable[..., Place], caplog: pytest.LogCaptureFixture
+) -> None:
+    forks = Forks(beats)
+    place = place_of(forks, ready=0.5)
+    until(place, lambda: answers(place))
+    assert place.turns == {"1a": Turn.READY}
+    os.kill(forks.made[0], signal.SIGSTOP)
+    until(place, lambda: not answers(place))
+    assert place.turns == {"1a": Turn.STALLED}
+    assert "worker 1a is not ready: it does nothing for" in caplog.text
+    os.kill(forks.made[0], signal.SIGCONT)
+    until(place, lambda: answers(place))
+    assert place.turns == {"1a": Turn.READY}
+    assert place.pids == forks.made
 
 
 def test_who_was_not_looked_at_is_not_blamed(place_of: Callable[..., Place]) -> None:
     forks = Forks(beats_once)
-    place = place_of(forks, stalled_after=5.0)
+    place = place_of(forks)
     until(place, lambda: answers(place))
     now = time.monotonic() + 100
     place.excuse(now)
@@ -181,6 +221,34 @@ def test_an_outdated_worker_goes_when_its_successor_answers(place_of: Callable[.
     assert not place.is_changing()
 
 
+def test_a_worker_is_told_to_go_when_the_front_is_done_with_it(
+    place_of: Callable[..., Place],
+) -> None:
+    forks, front = Forks(beats), Front()
+    place = place_of(forks, front=front)
+    until(place, lambda: answers(place))
+    forks.age += 1
+    until(place, lambda: place.worker is not None and place.worker.name == "1b")
+    for _ in range(3):
+        place.look(time.monotonic(), may_renew=True)
+    assert place.turns == {"1a": Turn.LEAVING, "1b": Turn.READY}
+    assert not any(each.is_ending for each in place.workers)
+    front.done_with.add("1a")
+    until(place, lambda: place.pids == forks.made[1:])
+    assert place.turns == {"1b": Turn.READY}
+
+
+def test_a_worker_that_the_front_is_never_done_with_is_told_to_go(
+    place_of: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrec_bls.serve.processes.workers._LEAVING", 0.2)
+    forks = Forks(beats)
+    place = place_of(forks, front=Front())
+    until(place, lambda: answers(place))
+    forks.age += 1
+    until(place, lambda: len(forks.made) == 2 and place.pids == forks.made[1:])
+
+
 def test_a_worker_that_does_not_end_is_killed(
     place_of: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +257,21 @@ def test_a_worker_that_does_not_end_is_killed(
     until(place, lambda: answers(place))
     place.end(time.monotonic())
     until(place, lambda: not place.workers, look=place.has_ended)
+
+
+def test_a_worker_that_has_not_begun_ends_at_once(place_of: Callable[..., Place]) -> None:
+    """It would not be told: what was forked from a zygote does not listen to SIGTERM at first."""
+
+    def waits(channel: Channel) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(PATIENCE)
+
+    forks = Forks(waits)
+    place = place_of(forks)
+    place.look(time.monotonic(), may_renew=True)
+    began = time.monotonic()
+    place.end(began)  # its number is not known
+    until(place, lambda: not place.workers, look=lambda _: place.has_ended(began))
 
 
 def test_without_a_zygote_a_place_waits(place_of: Callable[..., Place]) -> None:

@@ -5,7 +5,9 @@ to another worker if that one dies. It listens at sockets of the supervisor, so 
 while another front begins.
 """
 
+import csv
 import ctypes
+import enum
 import json
 import logging
 import os
@@ -21,8 +23,10 @@ from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.places import LETTERS, Places
 from torchrec_bls.serve.processes.pause import Pause
 
-# Seconds that an order may take.
-_ORDER = 1.0
+# Seconds that an order may take, and that all orders may fail before the log says so.
+_ORDER, _FAILING = 1.0, 5.0
+# Bytes of an answer that are read at once.
+_PART = 1 << 16
 # Bytes of a head, which has to fit beside a body.
 _HEAD = 16 << 10
 # Seconds that requests may take to end when the front is stopped.
@@ -35,8 +39,27 @@ _SLOWEST, _KEPT = 10, 75
 _log = logging.getLogger(__name__)
 
 
+class Turn(enum.Enum):
+    """What a worker gets of the front. Values are the orders that make it so.
+
+    Attributes:
+        READY: requests.
+        LEAVING: no more requests. It answers those that it has.
+        STALLED: no more requests. Others get those that it has.
+        GONE: nothing.
+    """
+
+    READY = "set server {0} state ready"
+    LEAVING = "set server {0} state drain"
+    STALLED = "set server {0} state maint; shutdown sessions server {0}"
+    # What it sent before its end may be on its way still: that is not cut off.
+    GONE = "set server {0} state maint"
+
+
 class FrontProcess:
     """Runs a proxy, and another one when it ends. It is a context manager.
+
+    Whoever runs it says which workers get requests: it asks none of them itself.
 
     Args:
         places: where it listens, and the workers do.
@@ -62,7 +85,6 @@ class FrontProcess:
         self._program = haproxy()
         self._listeners = listeners
         self._places = places
-        self._workers = workers
         self._contract = contract
         # What HAProxy calls 502 some callers would send again, to the next worker.
         for name, status, text in (
@@ -70,7 +92,10 @@ class FrontProcess:
             (503, "503 Service Unavailable", "no worker answers: try again"),
         ):
             (places.folder / f"{name}.http").write_text(_answer(status, text))
-        self._enabled: set[str] = set()
+        names = [f"{number + 1}{letter}" for number in range(workers) for letter in LETTERS]
+        # What it was told of each worker, by the worker's name.
+        self._told = dict.fromkeys(names, Turn.GONE)
+        self._obeyed = 0.0
         self._admin = places.folder / "haproxy.admin"
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -82,42 +107,75 @@ class FrontProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def look(self, now: float) -> None:
-        """Begins it, or another one if it has ended."""
+    def look(self, now: float, turns: Mapping[str, Turn]) -> None:
+        """Begins it, or another one if it has ended, and tells it what is new.
+
+        Args:
+            now: this moment.
+            turns: what workers get, by their names. Others get nothing.
+        """
+        wanted = {name: turns.get(name, Turn.GONE) for name in self._told}
         if self._process is not None:
             status = self._process.poll()
             if status is None:
+                self._tell(now, wanted)
                 return
             self._pause.ended(self._began, now)
             _log.warning("the front has ended with status %s: another one begins", status)
             self._process, self.pid = None, 0
         if now >= self._pause.until:
-            self._begin(now)
+            self._begin(now, wanted)
 
-    def enable(self, worker: str) -> None:
-        """Has a worker get requests."""
-        self._enabled.add(worker)
-        self._order(worker, "ready")
-
-    def drain(self, worker: str) -> None:
-        """Has a worker get no more requests. It may answer those that it has."""
-        self._enabled.discard(worker)
-        self._order(worker, "drain")
-
-    def _order(self, worker: str, state: str) -> None:
+    def is_done_with(self, worker: str) -> bool:
+        """Returns whether a worker that is leaving has answered all that it was given, and will
+        certainly be given no more."""
         if self._process is None:
-            return  # it will read that when it begins
-        orders = "; ".join(f"set server {each}/{worker} state {state}" for each in self._listeners)
+            return True
+        if self._told[worker] is not Turn.LEAVING:
+            return False
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_ORDER)
-                connection.connect(os.fspath(self._admin))
-                connection.sendall(f"{orders}\n".encode())
-                answer = connection.recv(1000).decode().strip()
-        except OSError as error:
-            answer = str(error)
-        if answer:
-            _log.warning("the front does not know that %s is to be %s: %s", worker, state, answer)
+            servers = csv.DictReader(self._asked("show stat -1 4 -1").splitlines())
+            return not any(int(each["scur"]) for each in servers if each["svname"] == worker)
+        except (OSError, KeyError, ValueError):  # it ends, or begins
+            return False
+
+    def _tell(self, now: float, wanted: Mapping[str, Turn]) -> None:
+        new = [(name, turn) for name, turn in wanted.items() if turn is not self._told[name]]
+        # Who comes does so before others go.
+        new.sort(key=lambda each: each[1] is not Turn.READY)
+        orders = "; ".join(
+            turn.value.format(f"{protocol}/{name}")
+            for name, turn in new
+            for protocol in self._listeners
+        )
+        if not orders:
+            self._obeyed = now
+            return
+        try:
+            answer = self._asked(orders).strip()
+        except OSError as error:  # it begins, or has much to do: it is told at the next look
+            answer = str(error) or type(error).__name__
+        if not answer:
+            self._told = dict(wanted)
+            self._obeyed = now
+        elif now > self._obeyed + _FAILING:
+            _log.warning("the front can't be told which workers answer: %s", answer)
+            self._obeyed = now
+
+    def _asked(self, orders: str) -> str:
+        """Returns what it answers to orders.
+
+        Raises:
+            OSError: it does not.
+        """
+        parts = []
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ORDER)
+            connection.connect(os.fspath(self._admin))
+            connection.sendall(f"{orders}\n".encode())
+            while part := connection.recv(_PART):
+                parts.append(part)
+        return b"".join(parts).decode()
 
     def close(self) -> None:
         """Ends it: what was begun is answered."""
@@ -131,8 +189,9 @@ class FrontProcess:
             process.kill()
             process.wait()
 
-    def _begin(self, now: float) -> None:
-        self._began = now
+    def _begin(self, now: float, turns: Mapping[str, Turn]) -> None:
+        self._began = self._obeyed = now
+        self._told = dict(turns)
         config = self._places.folder / "haproxy.cfg"
         config.write_text(self._configuration())
         try:
@@ -152,8 +211,9 @@ class FrontProcess:
 
     def _configuration(self) -> str:
         listeners = {name: each.fileno() for name, each in self._listeners.items()}
-        names = [f"{number + 1}{letter}" for number in range(self._workers) for letter in LETTERS]
-        disabled = {name: "" if name in self._enabled else " disabled" for name in names}
+        disabled = {
+            name: "" if turn is Turn.READY else " disabled" for name, turn in self._told.items()
+        }
         return _TEMPLATE.substitute(
             buffer=self._contract.max_body_bytes + _HEAD,
             draining=int(_DRAINING),
@@ -166,12 +226,11 @@ class FrontProcess:
             grpc=listeners.get("grpc", ""),
             http_servers="\n".join(
                 f"    server {name} unix@{self._places.http(name)}{disabled[name]}"
-                for name in names
+                for name in self._told
             ),
             grpc_servers="\n".join(
-                f"    server {name} unix@{self._places.grpc(name)} track http/{name}"
-                f"{disabled[name]}"
-                for name in names
+                f"    server {name} unix@{self._places.grpc(name)}{disabled[name]}"
+                for name in self._told
             ),
         )
 

@@ -15,14 +15,16 @@ from torchrec_bls.serve.places import address
 from torchrec_bls.serve.processes.front_process import FrontProcess
 from torchrec_bls.serve.processes.keeper_process import KeeperProcess, Keeping
 from torchrec_bls.serve.processes.plan import Plan
-from torchrec_bls.serve.processes.workers import Place
+from torchrec_bls.serve.processes.workers import Patience, Place
 from torchrec_bls.serve.processes.zygotes import Zygotes
 from torchrec_bls.serve.status import Status
 
 # Seconds between two looks at all processes.
 _LOOK = 0.05
-# Seconds that a loop may stand still, or the deadline if that is longer.
-_STALLED = 1.0
+# Seconds without a beat after which a worker gets no requests.
+_SILENT = 1.0
+#: Seconds more after which it is killed. Machines with much to do let all stand still at times.
+KILLED_AFTER = 4.0
 # Seconds between two looks after which nobody is blamed for silence: all may have stood still.
 _STOOD_STILL = 0.3
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, of linux/prctl.h
@@ -52,6 +54,8 @@ class Supervisor:
         workers: how many workers answer.
         front: the front, or None.
         orders: what an operator wants, which may change.
+        killed_after: seconds after which a worker that gets no requests, since it stands still, is
+            killed.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Supervisor:
         workers: int,
         front: FrontProcess | None,
         orders: Orders,
+        killed_after: float = KILLED_AFTER,
     ) -> None:
         self._plan = plan
         self._front = front
@@ -73,9 +78,11 @@ class Supervisor:
             stack.enter_context(_orphans_come_here())
             self._keeper = stack.enter_context(KeeperProcess(keeping))
             self._zygotes = stack.enter_context(Zygotes(plan))
-            stalled_after = max(_STALLED, plan.contract.deadline_ms / 1e3)
+            # Its loop stands still during a batch, which may take a deadline.
+            silent = max(_SILENT, plan.contract.deadline_ms / 1e3)
+            patience = Patience(silent, silent + killed_after)
             self._places = [
-                Place(number, self._zygotes, self._starts, stalled_after, front)
+                Place(number, self._zygotes, self._starts, patience, front)
                 for number in range(1, workers + 1)
             ]
             stack.callback(self._end_workers)
@@ -113,10 +120,11 @@ class Supervisor:
         for place in self._places:
             # One after the other, and nobody is replaced while another one is missing.
             place.look(now, may_renew=place is changing)
-        ready = sum(each.worker is not None for each in self._places)
+        ready = sum(each.answers for each in self._places)
         self._check_begin(ready)
         if self._front is not None and self._has_served:
-            self._front.look(now)
+            turns = [each.turns for each in self._places]
+            self._front.look(now, {name: turn for each in turns for name, turn in each.items()})
         status = Status(self._keeper.refreshes, len(self._places), ready, dict(self._starts))
         for place in self._places:
             place.tell(status)

@@ -30,6 +30,9 @@ from torchrec_bls.serve.status import Refreshes, Status
 _LOOK = 0.1
 # Seconds that requests may take to end when the worker is stopped.
 _DRAINING = 10
+# Without a front: seconds in which none may come before the worker stops, and that it waits at most
+# for these.
+_QUIET, _UNREST = 0.1, 1.0
 # Seconds that a connection is kept without a request.
 _KEPT = 75
 _BACKLOG = 2048
@@ -116,14 +119,17 @@ class Worker:
             outside = shared(self._places.host, self._places.port)
             listeners.append(stack.enter_context(outside))
         grpc_server = self._grpc_server()
-        if grpc_server is None:
-            await server.serve(sockets=listeners)
-            return
-        await grpc_server.start()
+        if grpc_server is not None:
+            await grpc_server.start()
 
         async def stop() -> None:
             await server.ending.wait()
-            await grpc_server.stop(_DRAINING)
+            if not self._places.front:
+                # gRPC cancels what arrives when it has begun to stop. A front sends nothing now.
+                await self._desk.await_quiet(_QUIET, _UNREST)
+            server.should_exit = True
+            if grpc_server is not None:
+                await grpc_server.stop(_DRAINING)
 
         await asyncio.gather(server.serve(sockets=listeners), stop())
 
@@ -197,8 +203,15 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        has_ended = await super().on_tick(counter)
+        if self.ending.is_set():
+            # Who asks again does so through another connection.
+            self.server_state.default_headers = [(b"connection", b"close")]
+        return has_ended
+
     def end(self) -> None:
-        self.should_exit = True
+        """Has callers leave. Who sets `should_exit` has it stop."""
         self.ending.set()
 
 

@@ -5,10 +5,11 @@ import os
 import signal
 import socket
 from collections import Counter
+from dataclasses import dataclass
 
 from torchrec_bls.serve.channel import Beat, Begun, Channel
 from torchrec_bls.serve.places import LETTERS
-from torchrec_bls.serve.processes.front_process import FrontProcess
+from torchrec_bls.serve.processes.front_process import FrontProcess, Turn
 from torchrec_bls.serve.processes.pause import Pause
 from torchrec_bls.serve.processes.zygotes import Zygotes
 from torchrec_bls.serve.status import DEATH, STALL, Status
@@ -17,7 +18,22 @@ from torchrec_bls.serve.status import DEATH, STALL, Status
 _BEGINNING = 60.0
 # Seconds that a worker may take to end: requests that it has begun get most of these.
 _ENDING = 15.0
+# Seconds that the front may take to get the answers of a worker that leaves, before that is told.
+_LEAVING = 15.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a worker may be silent.
+
+    Attributes:
+        ready: seconds after which it counts as one that does not answer, until it says something.
+        alive: seconds after which it is killed.
+    """
+
+    ready: float
+    alive: float
 
 
 class Worker:
@@ -27,7 +43,7 @@ class Worker:
         name: its name.
         channel: connection to it.
         age: age of its zygote.
-        stalled_after: seconds without a beat after which it is killed.
+        patience: how long it may be silent.
         now: this moment.
 
     Attributes:
@@ -36,18 +52,20 @@ class Worker:
         age: see above.
         pid: its process; 0 as long as that is not known.
         began: moment of its begin.
-        is_ready: whether it has begun to answer requests.
+        has_begun: whether it has begun to answer requests.
+        is_silent: whether it stands still, as far as can be seen.
         is_stalled: whether it was killed since it did nothing.
+        is_ending: whether it was told to end.
     """
 
     def __init__(
-        self, name: str, channel: Channel, age: int, stalled_after: float, now: float
+        self, name: str, channel: Channel, age: int, patience: Patience, now: float
     ) -> None:
         self.age = age
         self.began = now
-        self.is_ready = self.is_stalled = False
+        self.has_begun = self.is_silent = self.is_stalled = self.is_ending = False
         self.name = name
-        self._stalled_after = stalled_after
+        self._patience = patience
         self.channel = channel
         self.pid = 0
         self._heard = now
@@ -60,16 +78,25 @@ class Worker:
         for message in self.channel.received():
             if isinstance(message, Begun):
                 self.pid = message.pid
+                if self.is_ending:
+                    self._signal(signal.SIGKILL)
             elif isinstance(message, Beat):
-                self.is_ready, self._heard = True, now
+                self.has_begun, self._heard = True, now
             elif message is None:
                 self.channel.close()
                 return self._ending()
         silent = now - self._heard
+        was_silent, self.is_silent = (
+            self.is_silent,
+            self.has_begun and silent > self._patience.ready,
+        )
+        if self.is_silent and not was_silent:
+            _log.warning("worker %s is not ready: it does nothing for %.1f s", self.name, silent)
         if now > self._end_by:
             self._kill(f"has not ended for {_ENDING:g} s")
         elif (
-            silent > (self._stalled_after if self.is_ready else _BEGINNING) and not self.is_stalled
+            silent > (self._patience.alive if self.has_begun else _BEGINNING)
+            and not self.is_stalled
         ):
             self.is_stalled = True
             self._kill(f"has done nothing for {silent:.1f} s")
@@ -86,8 +113,10 @@ class Worker:
 
     def leave(self, now: float) -> None:
         """Has it answer what it has begun, and end."""
+        self.is_ending = True
         self._end_by = now + _ENDING
-        self._signal(signal.SIGTERM)
+        # Before it answers, it does not listen to the former.
+        self._signal(signal.SIGTERM if self.has_begun else signal.SIGKILL)
 
     def _kill(self, why: str) -> None:
         _log.warning("worker %s %s: it is killed", self.name, why)
@@ -114,11 +143,11 @@ class Place:
         number: number of the worker, whose names are this and a letter.
         zygotes: who make it.
         starts: how many workers have begun, by cause.
-        stalled_after: seconds without a beat after which a worker is killed.
+        patience: how long a worker may be silent.
         front: who gives workers their requests, or None.
 
     Attributes:
-        worker: the worker that answers there, or None.
+        worker: the worker that is to answer there, or None.
         ending: how the last one has ended, or "".
     """
 
@@ -127,7 +156,7 @@ class Place:
         number: int,
         zygotes: Zygotes,
         starts: "Counter[str]",
-        stalled_after: float,
+        patience: Patience,
         front: FrontProcess | None = None,
     ) -> None:
         self.worker: Worker | None = None
@@ -135,10 +164,11 @@ class Place:
         self._names = [f"{number}{letter}" for letter in LETTERS]
         self._zygotes = zygotes
         self._starts = starts
-        self._stalled_after = stalled_after
+        self._patience = patience
         self._front = front
         self._coming: Worker | None = None
-        self._leaving: list[Worker] = []
+        # Those that have been replaced, and until when the front may have requests of them.
+        self._leaving: dict[Worker, float] = {}
         self._pause = Pause()
         self._cause = "start"
 
@@ -151,6 +181,20 @@ class Place:
     def pids(self) -> list[int]:
         """Returns the processes of its workers, as far as they are known."""
         return [each.pid for each in self.workers if each.pid]
+
+    @property
+    def answers(self) -> bool:
+        """Returns whether it has a worker that answers."""
+        return self.worker is not None and not self.worker.is_silent
+
+    @property
+    def turns(self) -> dict[str, Turn]:
+        """Returns what its workers get of the front, by their names."""
+        turns = dict.fromkeys((each.name for each in self._leaving), Turn.LEAVING)
+        if self.worker is not None:
+            turns[self.worker.name] = Turn.READY
+        stalled = {each.name: Turn.STALLED for each in self.workers if each.is_silent}
+        return {**turns, **stalled}
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -175,12 +219,12 @@ class Place:
             now: this moment.
             may_renew: whether one that is outdated may be followed by another one.
         """
-        self._leaving = [each for each in self._leaving if not each.look(now)]
+        self._look_at_leaving(now)
         for each in filter(None, (self.worker, self._coming)):
             ending = each.look(now)
             if ending:
                 self._take_end(each, ending, now)
-        if self._coming is not None and self._coming.is_ready:
+        if self._coming is not None and self._coming.has_begun:
             self._follow(self._coming, self.worker, now)
         if self.is_changing(may_renew) and self._coming is None and now >= self._pause.until:
             self._begin(now)
@@ -193,26 +237,29 @@ class Place:
 
     def end(self, now: float) -> None:
         """Has all of its workers answer what they have begun, and end."""
-        self._leaving = self.workers
+        self._leaving = dict.fromkeys(self.workers, now)
         self.worker = self._coming = None
         for each in self._leaving:
             each.leave(now)
 
     def has_ended(self, now: float) -> bool:
         """Returns whether none of its workers lives any more."""
-        self._leaving = [each for each in self._leaving if not each.look(now)]
+        self._look_at_leaving(now)
         return not self._leaving
+
+    def _look_at_leaving(self, now: float) -> None:
+        self._leaving = {each: by for each, by in self._leaving.items() if not each.look(now)}
+        for each, by in self._leaving.items():
+            # What the front has sent may not have arrived.
+            if not each.is_ending and (
+                self._front is None or self._front.is_done_with(each.name) or now > by
+            ):
+                each.leave(now)
 
     def _follow(self, coming: Worker, before: Worker | None, now: float) -> None:
         self.worker, self._coming = coming, None
-        if self._front is not None:
-            self._front.enable(coming.name)
         if before is not None:
-            if self._front is not None:
-                # Before it closes connections that the front may just send a request through.
-                self._front.drain(before.name)
-            before.leave(now)
-            self._leaving.append(before)
+            self._leaving[before] = now + _LEAVING
 
     def _begin(self, now: float) -> None:
         taken = {each.name for each in self.workers}
@@ -222,7 +269,7 @@ class Place:
         channel = self._zygotes.fork(free[0])
         if channel is None:
             return
-        self._coming = Worker(free[0], channel, self._zygotes.age, self._stalled_after, now)
+        self._coming = Worker(free[0], channel, self._zygotes.age, self._patience, now)
         self._starts[self._cause if self.worker is None else "renewal"] += 1
 
     def _take_end(self, ended: Worker, how: str, now: float) -> None:

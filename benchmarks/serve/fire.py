@@ -122,7 +122,7 @@ class Fire:
         raise RuntimeError(f"{name} was not replaced within {_AGAIN_S:g} s")
 
     def _answers(self, worker: int) -> bool:
-        for path in Path(tempfile.gettempdir()).glob(f"torchrec-bls-*/{worker}.http"):
+        for path in Path(tempfile.gettempdir()).glob(f"torchrec-bls-*/{worker}[ab].http"):
             with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
                 connection.connect(str(path))

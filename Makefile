@@ -205,6 +205,7 @@ lint: $(VENV)/.packages  ## Check style and types
 	$(check-imports)
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*
+	$(BIN)/kubernetes-validate --strict --quiet examples/kubernetes/deployment.yaml
 	$(BIN)/zizmor --quiet --offline .github
 
 format: $(VENV)/.packages  ## Rewrite the sources in the project's style

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.paths import ROOT
 from torchrec_bls import Contract, Service
 from torchrec_bls.cli.main import run
 from torchrec_bls.serve import demo, service
@@ -83,6 +85,25 @@ def test_options_reach_the_service() -> None:
         "workers": 3,
         "front": "haproxy",
     }
+
+
+@pytest.mark.parametrize("name", ["deployment.yaml", "kserve.yaml"])
+def test_examples_for_kubernetes_have_commands_that_reach_the_service(name: str) -> None:
+    text = (ROOT / "examples/kubernetes" / name).read_text()
+    [spec] = [
+        each["spec"].get("template", each)["spec"]
+        for each in yaml.safe_load_all(text)
+        if each["kind"] in ("Deployment", "ServingRuntime")
+    ]
+    [container] = spec["containers"]
+    program, *given = [*container["command"], *container["args"]]
+    assert program == "torchrec-bls"
+    assert run([each.replace("ranker:", "some_ranker:") for each in given]) == 0
+    _, made = Recorder.made
+    assert (made["workers"], made["front"], made["host"]) == (2, "haproxy", "0.0.0.0")
+    ports = [each["containerPort"] for each in container["ports"]]
+    assert made["port"] in ports
+    assert {made["port"], made["grpc_port"]} >= set(ports)
 
 
 def test_the_demo_brings_its_weights_and_takes_them_away() -> None:

@@ -14,8 +14,8 @@ from torchrec_bls.serve.tally import ToldTally
 
 #: Where a worker reports to another one.
 PATH = "/worker"
-# Seconds that a worker may take to report. One that stands still is about to be killed.
-_PATIENCE = 0.5
+# Seconds that a worker may take to report. One that stands still is left out.
+_PATIENCE = 2.0
 
 
 class Report(msgspec.Struct):

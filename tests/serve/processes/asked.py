@@ -1,13 +1,16 @@
 """A service that is asked all the while, by callers that count every answer."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from tests.direct.nodes import until
 from tests.serve.asking import Answered, Refused, by_binary, by_grpc, by_json, drawn
 from tests.serve.running import Running
 
@@ -76,6 +79,41 @@ def asked_all_the_while(service: Running) -> Iterator[Asked]:
 def served(service: Running) -> int:
     """Returns the version that serves."""
     return version_in(by_json(service, CASE.ragged(), parameters=PATIENT))
+
+
+def all_answer(service: Running) -> bool:
+    """Returns whether both workers of a service answer."""
+    # Without a front, one that dies meanwhile answers nothing.
+    with suppress(AssertionError, OSError):
+        return service.metric('torchrec_bls_workers{state="ready"}', of=min) == 2
+    return False
+
+
+def starts(service: Running, cause: str) -> float:
+    """Returns how many workers have begun for a cause."""
+    with suppress(AssertionError):  # there was none
+        return service.metric(f'torchrec_bls_worker_starts_total{{cause="{cause}"}}', of=max)
+    return 0
+
+
+@contextmanager
+def losing_workers(service: Running, cause: str = "death", times: int = 1) -> Iterator[None]:
+    """Waits at the end until workers that the test loses have successors, and both answer."""
+    wanted = starts(service, cause) + times
+
+    def all_are_back() -> bool:
+        with suppress(OSError):
+            return starts(service, cause) == wanted and all_answer(service)
+        return False
+
+    yield
+    until(all_are_back)
+
+
+def lose(service: Running, name: str, number: int = signal.SIGKILL, cause: str = "death") -> None:
+    """Sends a worker a signal, and waits for its successor."""
+    with losing_workers(service, cause):
+        os.kill(service.only(name), number)
 
 
 def is_lost(error: Exception) -> bool:

@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,16 @@ import pytest
 from tests.direct.nodes import until
 from tests.serve import ranker
 from tests.serve.asking import Refused, by_grpc, by_json
-from tests.serve.processes.asked import CASE, PATIENT, asked_all_the_while, served
+from tests.serve.processes.asked import (
+    CASE,
+    PATIENT,
+    all_answer,
+    asked_all_the_while,
+    lose,
+    losing_workers,
+    served,
+    starts,
+)
 from tests.serve.running import Running, is_alive, running
 
 pytestmark = pytest.mark.full
@@ -40,18 +48,6 @@ def service(folder: Path) -> Iterator[Running]:
         yield service
 
 
-def all_answer(service: Running) -> bool:
-    with suppress(AssertionError):
-        return service.metric('torchrec_bls_workers{state="ready"}', of=min) == 2
-    return False
-
-
-def starts(service: Running, cause: str) -> float:
-    with suppress(AssertionError):  # there was none
-        return service.metric(f'torchrec_bls_worker_starts_total{{cause="{cause}"}}', of=max)
-    return 0
-
-
 @pytest.mark.parametrize(
     ("number", "cause"), [(signal.SIGKILL, "death"), (signal.SIGSTOP, "stall")]
 )
@@ -59,14 +55,11 @@ def starts(service: Running, cause: str) -> float:
 def test_a_worker_that_is_lost_costs_no_request(
     service: Running, name: str, number: int, cause: str
 ):
-    before, lost = service.only(name), starts(service, cause)
+    before = service.only(name)
     with asked_all_the_while(service) as asked:
-        os.kill(before, number)
-        until(lambda: service.named(name) not in ([], [before]))
-        until(lambda: all_answer(service))
+        lose(service, name, number, cause)
     assert not asked.lost
     assert not is_alive(before)
-    assert starts(service, cause) == lost + 1
 
 
 def test_a_worker_that_stands_still_for_a_while_costs_no_request(service: Running):
@@ -78,14 +71,6 @@ def test_a_worker_that_stands_still_for_a_while_costs_no_request(service: Runnin
         until(lambda: all_answer(service))
     assert not asked.lost
     assert service.only("worker 1") == before
-
-
-def lose(service: Running, name: str) -> None:
-    """Kills a process, and waits for its successor."""
-    before = service.only(name)
-    os.kill(before, signal.SIGKILL)
-    until(lambda: service.named(name) not in ([], [before]))
-    until(lambda: all_answer(service))
 
 
 def test_workers_that_are_lost_one_after_the_other(service: Running):
@@ -102,9 +87,7 @@ def test_a_zygote_that_is_killed_has_a_successor(service: Running):
         until(lambda: service.named("zygote") not in ([], [before]))
         # Its own workers outlive it. Another one can be made again.
         assert service.only("worker 1") == worker
-        os.kill(worker, signal.SIGKILL)
-        until(lambda: service.named("worker 1") not in ([], [worker]))
-        until(lambda: all_answer(service))
+        lose(service, "worker 1")
     assert not asked.lost
 
 
@@ -129,12 +112,9 @@ def test_a_front_that_is_killed_has_a_successor(service: Running):
 def test_a_request_that_kills_its_worker_gets_two_and_no_third(service: Running):
     poison = replace(CASE, dense=[[ranker.POISON, 0.0, 0.0]] * 3).ragged()
     for ask in (by_json, by_grpc):
-        deaths = starts(service, "death")
-        with pytest.raises(Refused) as refused:
+        with losing_workers(service, times=2), pytest.raises(Refused) as refused:
             ask(service, poison, parameters=PATIENT)
         assert refused.value.status in (500, "UNKNOWN")
-        until(lambda: all_answer(service))
-        assert starts(service, "death") == deaths + 2
     served(service)
 
 

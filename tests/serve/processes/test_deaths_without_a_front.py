@@ -13,7 +13,15 @@ import pytest
 from tests.direct.nodes import until
 from tests.serve import ranker
 from tests.serve.asking import by_grpc, json_of
-from tests.serve.processes.asked import CASE, asked_all_the_while, is_lost, served
+from tests.serve.processes.asked import (
+    CASE,
+    all_answer,
+    asked_all_the_while,
+    is_lost,
+    lose,
+    losing_workers,
+    served,
+)
 from tests.serve.running import HOST, Running, is_alive, running
 
 pytestmark = pytest.mark.full
@@ -27,7 +35,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     checkpoint = ranker.write_checkpoint(folder, 1)
     options = ["--checkpoint", str(checkpoint), "--deadline-ms", "60000", "--workers", "2"]
     with running(folder, *options) as service:
-        until(lambda: all(service.named(name) for name in WORKERS))
+        until(lambda: all_answer(service))
         yield service
 
 
@@ -51,27 +59,26 @@ def test_both_answer(service: Running):
 
 
 def test_a_worker_that_is_killed_loses_what_it_holds_at_most(service: Running):
-    before = service.only("worker 1")
     with asked_all_the_while(service) as asked:
-        os.kill(before, signal.SIGKILL)
-        until(lambda: service.named("worker 1") not in ([], [before]))
+        lose(service, "worker 1")
     # Three callers, of whom each asks one thing at a time.
     assert len(asked.lost) <= 3
     assert all(is_lost(each) for each in asked.lost)
 
 
 def test_requests_of_other_workers_go_on(service: Running):
-    with ExitStack() as stack:
+    with losing_workers(service), ExitStack() as stack:
         connections = [stack.enter_context(service.connect()) for _ in range(16)]
         for each in connections:
             ask(each)
-        os.kill(service.only("worker 2"), signal.SIGKILL)
+        worker = service.only("worker 2")
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: not is_alive(worker))
         ends = [is_closed(each) for each in connections]
         assert any(ends) and not all(ends)
         for each, has_ended in zip(connections, ends, strict=True):
             if not has_ended:
                 ask(each)
-    until(lambda: bool(service.named("worker 2")))
 
 
 def ask(connection: socket.socket) -> None:

@@ -27,11 +27,14 @@ class Asked:
     Attributes:
         answered: how many had the scores of the version that they name.
         late: how many were refused since they would have been late.
+        cut: how many answers of gRPC a front has cut off. Behind HAProxy that may happen to one
+            which a worker has written just before its death, see service-processes.md.
         lost: all others.
     """
 
     answered: int = 0
     late: int = 0
+    cut: int = 0
     lost: list[Exception] = field(default_factory=list)
 
 
@@ -56,6 +59,8 @@ def asked_all_the_while(service: Running) -> Iterator[Asked]:
             except Exception as error:
                 if isinstance(error, Refused) and "would be late" in error.text:
                     found.late += 1
+                elif isinstance(error, Refused) and error.status == "CANCELLED":
+                    found.cut += 1
                 else:
                     found.lost.append(error)
             time.sleep(0.005)  # others of this machine have work to do as well

@@ -59,6 +59,7 @@ def test_a_worker_that_is_lost_costs_no_request(
     with asked_all_the_while(service) as asked:
         lose(service, name, number, cause)
     assert not asked.lost
+    assert asked.cut <= (cause == "death")  # there is one caller by gRPC
     assert not is_alive(before)
 
 
@@ -69,7 +70,7 @@ def test_a_worker_that_stands_still_for_a_while_costs_no_request(service: Runnin
         until(lambda: service.log.count(" is not ready: ") > silences)
         os.kill(before, signal.SIGCONT)
         until(lambda: all_answer(service))
-    assert not asked.lost
+    assert not asked.lost and not asked.cut
     assert service.only("worker 1") == before
 
 
@@ -78,6 +79,7 @@ def test_workers_that_are_lost_one_after_the_other(service: Running):
         for number in range(10):
             lose(service, WORKERS[number % 2])
     assert not asked.lost
+    assert asked.cut <= 10
 
 
 def test_a_zygote_that_is_killed_has_a_successor(service: Running):
@@ -89,6 +91,7 @@ def test_a_zygote_that_is_killed_has_a_successor(service: Running):
         assert service.only("worker 1") == worker
         lose(service, "worker 1")
     assert not asked.lost
+    assert asked.cut <= 1
 
 
 def test_a_keeper_that_is_killed_has_a_successor(service: Running, folder: Path):
@@ -98,7 +101,7 @@ def test_a_keeper_that_is_killed_has_a_successor(service: Running, folder: Path)
         until(lambda: service.named("keeper") not in ([], [before]))
         ranker.write_checkpoint(folder / "new", version + 1)
         until(lambda: served(service) == version + 1)
-    assert not asked.lost
+    assert not asked.lost and not asked.cut
 
 
 def test_a_front_that_is_killed_has_a_successor(service: Running):
@@ -126,7 +129,7 @@ def test_new_workers_have_the_code_of_today(service: Running, folder: Path):
         until(lambda: starts(service, "renewal") == renewed + 2)
         until(lambda: not any(is_alive(each) for each in before))
         until(lambda: all_answer(service))
-    assert not asked.lost
+    assert not asked.lost and not asked.cut
     assert len(service.named("zygote")) == 1
 
 
@@ -137,7 +140,7 @@ def test_code_that_can_not_be_loaded_replaces_nobody(service: Running, folder: P
         service.process.send_signal(signal.SIGHUP)
         until(lambda: "workers are not replaced" in service.log)
     (folder / "raise").unlink()
-    assert not asked.lost
+    assert not asked.lost and not asked.cut
     assert "ZeroDivisionError: no model today" in service.log
     assert [service.only(name) for name in ("zygote", *WORKERS)] == before
 

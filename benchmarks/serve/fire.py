@@ -78,11 +78,11 @@ class Fire:
         self.versions = {sources[0].name: sources[0]}
 
     def named(self, name: str) -> list[int]:
-        """Processes of the service with a name, as the kernel shows it."""
+        """Processes of the service whose names, as the kernel shows them, begin so."""
         found = []
         for process in family(self._root):
             with suppress(OSError):
-                if Path(f"/proc/{process}/comm").read_text().strip() == name:
+                if Path(f"/proc/{process}/comm").read_text().startswith(name):
                     found.append(process)
         return found
 

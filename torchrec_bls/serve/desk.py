@@ -33,6 +33,7 @@ class Ticket:
         deadline: its deadline; infinite as long as that is not known.
         predicted: predicted moment of its end, once it waits.
         queue_s: seconds that it waited for its batch, once it is answered.
+        behind_s: seconds that those behind it in its batch were to take.
     """
 
     def __init__(self, engine: Engine, arrived: float) -> None:
@@ -46,6 +47,7 @@ class Ticket:
         self.deadline = float("inf")
         self.predicted: float | None = None
         self.queue_s: float | None = None
+        self.behind_s = 0.0
 
     def admit(self, head: RequestHead) -> None:
         """Decides by its head whether it can be answered in time.
@@ -80,7 +82,7 @@ class Ticket:
         self._request = self._engine.submit(asked, self.deadline, self.arrived)
         answer = await self._request.answer
         self._check_version(self._version, answer.version)
-        self.queue_s = answer.queue_s
+        self.queue_s, self.behind_s = answer.queue_s, answer.behind_s
         if features.samples:
             return answer
         return answer._replace(outputs={name: each[:0] for name, each in answer.outputs.items()})
@@ -117,14 +119,15 @@ class Desk:
         self._log = log
 
     @contextmanager
-    def request(self, protocol: str) -> Iterator[Ticket]:
+    def request(self, protocol: str, arrived: float) -> Iterator[Ticket]:
         """Yields the ticket of a request, and counts how it ended: as the exception says, or as
         answered.
 
         Args:
             protocol: "http" or "grpc".
+            arrived: moment of its arrival, in seconds of `time.monotonic()`.
         """
-        ticket = Ticket(self.engine, self.engine.arrival())
+        ticket = Ticket(self.engine, arrived)
         outcome = Outcome.GONE  # unless it ends otherwise
         try:
             yield ticket
@@ -137,8 +140,10 @@ class Desk:
             raise
         finally:
             self._observer.ended(outcome, ticket.arrived, ticket.queue_s)
+            if outcome is Outcome.REFUSED or outcome in _BY_TIME:
+                self.engine.decided(is_refused=outcome is Outcome.REFUSED)
             if ticket.predicted is not None and outcome in _BY_TIME:
-                self.engine.ended(ticket.predicted)
+                self.engine.ended(ticket.predicted + ticket.behind_s)
             if self._log is not None:
                 seconds = time.monotonic() - ticket.arrived
                 self._log.write(protocol, outcome, seconds, ticket.samples, ticket.queue_s)

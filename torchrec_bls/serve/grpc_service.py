@@ -77,7 +77,7 @@ class GrpcService:
 
     async def _infer(self, message: bytes, context: Any) -> bytes:
         try:
-            with self._desk.request("grpc") as ticket:
+            with self._desk.request("grpc", self._desk.engine.arrivals.earliest()) as ticket:
                 text, raw = split(message)
                 request = _parsed(messages.ModelInferRequest, text)
                 self._facts.check_name(request.model_name)

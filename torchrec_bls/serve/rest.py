@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from torchrec_bls.serve.connections import arrived
 from torchrec_bls.serve.desk import Desk, Ticket
 from torchrec_bls.serve.json_heads import JsonHead
 from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
@@ -74,7 +75,7 @@ class RestApplication:
     async def _infer(
         self, model: str, version: str, scope: _Scope, receive: _Receive, send: _Send
     ) -> None:
-        with self._desk.request("http") as ticket:
+        with self._desk.request("http", arrived(scope)) as ticket:
             if scope["method"] != "POST":
                 raise RequestError(Outcome.WRONG_METHOD, "inference requests are POSTs")
             self._facts.check_name(model)

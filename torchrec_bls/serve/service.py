@@ -21,7 +21,9 @@ from torchrec_bls.direct.offers.attach import attach
 from torchrec_bls.direct.serving.publishing import serving_state
 from torchrec_bls.errors import named
 from torchrec_bls.serve.access_log import AccessLog
+from torchrec_bls.serve.arrivals import stamped
 from torchrec_bls.serve.compiled import Measured, compile_if_faster
+from torchrec_bls.serve.connections import connections
 from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.desk import Desk
 from torchrec_bls.serve.engine import Engine
@@ -218,7 +220,7 @@ class Service:
         server = _Server(
             uvicorn.Config(
                 RestApplication(desk, facts),
-                http="httptools",
+                http=connections(engine.arrivals),
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -304,7 +306,7 @@ def _bound(host: str, port: int, option: str) -> Iterator[socket.socket]:
             "address (--host)"
         ) from error
     with listener:
-        yield listener
+        yield stamped(listener)
 
 
 def _place(host: str, port: int) -> str:

@@ -17,18 +17,18 @@ from torchrec_bls.serve.outcomes import Outcome, RequestError
 
 def requests_at(desk: Desk) -> None:
     """Has a request answered, one answered late, one refused, and one fail."""
-    with desk.request("http") as ticket:
+    with desk.request("http", time.monotonic()) as ticket:
         ticket.samples, ticket.queue_s = 3, 0.0015
-    with desk.request("grpc") as ticket:
+    with desk.request("grpc", time.monotonic()) as ticket:
         ticket.samples, ticket.queue_s, ticket.deadline = 2, 0.25, time.monotonic() - 1
-    with suppress(RequestError), desk.request("grpc"):
+    with suppress(RequestError), desk.request("grpc", time.monotonic()):
         raise RequestError(Outcome.REFUSED, "it would be late")
-    with suppress(ZeroDivisionError), desk.request("http"):
+    with suppress(ZeroDivisionError), desk.request("http", time.monotonic()):
         raise ZeroDivisionError
 
 
 def desk_with(log: AccessLog | None) -> Desk:
-    engine: Any = SimpleNamespace(arrival=time.monotonic)
+    engine: Any = SimpleNamespace(decided=lambda is_refused: None)
     return Desk(engine, Observer(lambda: None), log, has_front=False)
 
 

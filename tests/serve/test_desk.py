@@ -41,7 +41,7 @@ def contents(*numbers: float) -> list[Any]:
 
 
 async def answered(desk: Desk, *numbers: float, **terms: Any) -> Answer:
-    with desk.request("http") as ticket:
+    with desk.request("http", time.monotonic()) as ticket:
         ticket.admit(head(len(numbers), **terms))
         return await ticket.answer(contents(*numbers))
 
@@ -99,7 +99,7 @@ def test_a_late_answer_is_given_and_counted(desk: Desk, engine: Engine, model: M
 
 def test_a_bad_id_is_its_callers_own(desk: Desk, engine: Engine) -> None:
     async def bad() -> None:
-        with desk.request("http") as ticket:
+        with desk.request("http", time.monotonic()) as ticket:
             ticket.admit(head(1))
             await ticket.answer([np.zeros(1, dtype=np.float32), np.array([10])])
 
@@ -114,13 +114,13 @@ def test_a_bad_id_is_its_callers_own(desk: Desk, engine: Engine) -> None:
 
 def test_who_leaves(desk: Desk, engine: Engine, model: Model) -> None:
     async def leaving() -> None:
-        with desk.request("http") as ticket:
+        with desk.request("http", time.monotonic()) as ticket:
             ticket.admit(head(1))
             asyncio.get_running_loop().call_soon(ticket.leave)
             await ticket.answer(contents(1))
 
     async def left_before() -> None:
-        with desk.request("http") as ticket:
+        with desk.request("http", time.monotonic()) as ticket:
             ticket.admit(head(1))
             ticket.leave()
             await ticket.answer(contents(1))
@@ -147,14 +147,14 @@ def test_whose_task_is_cancelled(desk: Desk, engine: Engine, model: Model) -> No
 
 
 def test_errors_that_nobody_foresaw_are_counted(desk: Desk) -> None:
-    with pytest.raises(KeyError), desk.request("grpc"):
+    with pytest.raises(KeyError), desk.request("grpc", time.monotonic()):
         raise KeyError
     assert ends(desk) == [Outcome.FAILED]
 
 
 def arrived_s_ago(engine: Engine, at_front: str, *, has_front: bool) -> float:
     desk = Desk(engine, Observer(lambda: None), None, has_front=has_front)
-    with desk.request("http", at_front) as ticket:
+    with desk.request("http", time.monotonic(), at_front) as ticket:
         return time.monotonic() - ticket.arrived
 
 
@@ -180,7 +180,7 @@ def test_it_is_quiet_when_no_request_has_come_for_a_while(desk: Desk) -> None:
 
     async def ask() -> None:
         for _ in range(5):
-            with desk.request("http"):
+            with desk.request("http", time.monotonic()):
                 arrivals.append(time.monotonic())
             await asyncio.sleep(0.02)
 
@@ -196,7 +196,7 @@ def test_it_is_quiet_when_no_request_has_come_for_a_while(desk: Desk) -> None:
 def test_if_it_never_gets_quiet_that_is_not_waited_for(desk: Desk) -> None:
     async def ask() -> None:
         while True:
-            with desk.request("http"):
+            with desk.request("http", time.monotonic()):
                 await asyncio.sleep(0.01)
 
     async def both() -> None:

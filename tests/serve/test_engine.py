@@ -305,7 +305,7 @@ def test_arrivals_are_dated_back_to_when_nobody_looked(engine: Engine, model: Mo
 
     def before(_: list[float]) -> None:
         began.append(time.monotonic())
-        asyncio.get_running_loop().call_soon(lambda: seen.append(engine.arrival()))
+        asyncio.get_running_loop().call_soon(lambda: seen.append(engine.arrivals.earliest()))
         time.sleep(0.01)
 
     model.before = before
@@ -314,10 +314,19 @@ def test_arrivals_are_dated_back_to_when_nobody_looked(engine: Engine, model: Mo
         await submit(engine, [1]).answer
         for _ in range(5):
             await asyncio.sleep(0)
-        seen.append(engine.arrival())
+        seen.append(engine.arrivals.earliest())
 
     served(engine, ask)
     assert seen[0] <= began[0] < seen[1] - 0.01
+
+
+def test_many_refusals_make_batches_short_until_they_are_few(engine: Engine) -> None:
+    for number in range(100):
+        engine.decided(is_refused=number % 10 == 0)
+    assert engine._waiting.is_overloaded
+    for _ in range(200):
+        engine.decided(is_refused=False)
+    assert not engine._waiting.is_overloaded
 
 
 def test_answers_do_not_change_with_later_batches(engine: Engine, model: Model) -> None:

@@ -1,6 +1,7 @@
 """Requests wait by their deadlines, and admission foresees what batches will do."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ def longest() -> Iterator[None]:
     """A batch may take 2 ms here, which the figures below are computed with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LONGEST_BATCH", 0.002)
+        patch.setattr(module, "LONGEST_IN_OVERLOAD", 0.001)
         yield
 
 
@@ -62,8 +64,9 @@ def predictor_of(costs: Costs) -> Predictor:
     return made
 
 
-def waiting_of(costs: Costs, asked: list[Asking]) -> Waiting:
+def waiting_of(costs: Costs, asked: list[Asking], is_overloaded: bool = False) -> Waiting:
     made = Waiting(predictor_of(costs), MOST_SAMPLES)
+    made.is_overloaded = is_overloaded
     for each in asked:
         made.add(request_of(each))
     return made
@@ -106,34 +109,43 @@ askings = st.builds(Asking, st.integers(1, MOST_SAMPLES), st.integers(0, 300), m
 
 
 @settings(max_examples=500)
-@given(all_costs, st.lists(askings, max_size=8), askings)
+@given(all_costs, st.lists(askings, max_size=8), askings, st.booleans())
 def test_a_forecast_is_what_the_batches_will_show(
-    costs: Costs, asked: list[Asking], new: Asking
+    costs: Costs, asked: list[Asking], new: Asking, is_overloaded: bool
 ) -> None:
-    foreseen = waiting_of(costs, asked).forecast(*new, now=0.0)
-    waiting = waiting_of(costs, asked)
+    foreseen = waiting_of(costs, asked, is_overloaded).forecast(*new, now=0.0)
+    waiting = waiting_of(costs, asked, is_overloaded)
     its_own = request_of(new)
     waiting.add(its_own)
     order = sorted([*asked, new], key=lambda each: each.deadline)
     place = max(number for number, each in enumerate(order) if each.deadline == new.deadline)
     behind = {id(each) for each in waiting._requests[place:]}
     assert id(its_own) in behind
-    late, ends = 0.0, {}
+    late, slack, ends = 0.0, math.inf, {}
     for batch in simulated(waiting, costs, 0.0):
         for part in batch.parts:
             ends[id(part.request)] = batch.end
             if id(part.request) in behind:
                 late = max(late, batch.end - (part.request.deadline - MARGIN))
+                if part.end == part.request.features.samples:
+                    slack = min(slack, part.request.deadline - MARGIN - batch.end)
     # Sums in another order differ in their last bits, and then a batch may take one more.
     assume(not 0 < abs(late) < 1e-9)
     assert (foreseen.late_s > 0) == (late > 0), (foreseen, late)
     if not late:
+        # Those with later deadlines may still join its batch, as long as it is in time.
+        assert foreseen.slack_s >= slack - 1e-9
+        if place == len(asked):
+            assert foreseen.slack_s == pytest.approx(slack, abs=1e-9)
         assert foreseen.end == pytest.approx(ends[id(its_own)], abs=1e-9)
 
 
-@given(all_costs, st.lists(askings, min_size=1, max_size=8))
-def test_all_are_answered_once_in_the_order_of_deadlines(costs: Costs, asked: list[Asking]) -> None:
-    waiting = waiting_of(costs, asked)
+@given(all_costs, st.lists(askings, min_size=1, max_size=8), st.booleans())
+def test_all_are_answered_once_in_the_order_of_deadlines(
+    costs: Costs, asked: list[Asking], is_overloaded: bool
+) -> None:
+    waiting = waiting_of(costs, asked, is_overloaded)
+    longest = longest_batch(costs.batch, is_overloaded)
     everyone = {id(each): each for each in waiting._requests}
     batches = simulated(waiting, costs, 0.0)
     parts = [each for batch in batches for each in batch.parts]
@@ -148,9 +160,9 @@ def test_all_are_answered_once_in_the_order_of_deadlines(costs: Costs, asked: li
         samples = sum(each.end - each.first for each in batch.parts)
         assert samples <= MOST_SAMPLES
         if samples > 1 and len(batch.parts) == 1:  # a part of one
-            assert batch.end - batch.begin <= longest_batch(costs.batch) + 1e-9
+            assert batch.end - batch.begin <= longest + 1e-9
         if len(batch.parts) > 1:
-            assert batch.end - batch.begin <= longest_batch(costs.batch) + 1e-9
+            assert batch.end - batch.begin <= longest + 1e-9
             assert batch.end <= batch.parts[0].request.deadline - MARGIN + 1e-9
 
 
@@ -191,7 +203,11 @@ def test_costs_of_a_batch_alone() -> None:
 
 def test_a_long_queue_tells_how_late() -> None:
     waiting = waiting_of(COSTS, [Asking(15, 0, 0.007)] * 3)
-    assert waiting.forecast(1, 0, 0.02, 0.0) == (pytest.approx(0.0066), 0)
+    assert waiting.forecast(1, 0, 0.02, 0.0) == (
+        pytest.approx(0.0066),
+        pytest.approx(0.0129),
+        0,
+    )
     assert waiting.forecast(1, 0, 0.007, 0.0).late_s == pytest.approx(0.0001)
     # One with the earliest deadline would delay the three.
     assert waiting.forecast(15, 0, 0.005, 0.0).late_s == pytest.approx(0.0015)
@@ -201,9 +217,19 @@ def test_a_long_queue_tells_how_late() -> None:
 def test_what_comes_beside_the_model_and_a_margin_count_for_the_forecast() -> None:
     waiting = waiting_of(COSTS, [Asking(15, 0, 0.01)])
     waiting._predictor.stretch, waiting._predictor.margin_s = 2.0, 0.003
-    assert waiting.forecast(15, 0, 0.011, 0.0) == (pytest.approx(0.008), pytest.approx(0.0005))
+    assert waiting.forecast(15, 0, 0.011, 0.0) == pytest.approx((0.008, 0.0025, 0.0005))
     # The model alone decides how much fits a batch.
     assert waiting.next_batch(0.0)[0].end == 15
+
+
+def test_in_overload_batches_are_short_and_the_margin_is_safe() -> None:
+    """Refusals are to be prompt then, and there are others to answer."""
+    waiting = waiting_of(COSTS, [Asking(20, 0, 5.0)], is_overloaded=True)
+    waiting._predictor.margin_s, waiting._predictor.safe_margin_s = 0.0, 0.003
+    assert waiting.forecast(15, 0, 0.0063, 0.0) == pytest.approx((0.003, 0.0028, 0.0002))
+    assert waiting.next_batch(0.0)[0].end == 5
+    waiting.is_overloaded = False
+    assert waiting.forecast(15, 0, 0.0063, 0.0) == pytest.approx((0.002, 0.0038, 0))
 
 
 def test_a_margin_takes_half_of_a_request_s_time_at_most() -> None:

@@ -38,6 +38,7 @@ class Ticket:
         deadline: its deadline; infinite as long as that is not known.
         predicted: predicted moment of its end, once it waits.
         queue_s: seconds that it waited for its batch, once it is answered.
+        behind_s: seconds that those behind it in its batch were to take.
     """
 
     def __init__(self, engine: Engine, arrived: float) -> None:
@@ -51,6 +52,7 @@ class Ticket:
         self.deadline = float("inf")
         self.predicted: float | None = None
         self.queue_s: float | None = None
+        self.behind_s = 0.0
 
     def admit(self, head: RequestHead) -> None:
         """Decides by its head whether it can be answered in time.
@@ -85,7 +87,7 @@ class Ticket:
         self._request = self._engine.submit(asked, self.deadline, self.arrived)
         answer = await self._request.answer
         self._check_version(self._version, answer.version)
-        self.queue_s = answer.queue_s
+        self.queue_s, self.behind_s = answer.queue_s, answer.behind_s
         if features.samples:
             return answer
         return answer._replace(outputs={name: each[:0] for name, each in answer.outputs.items()})
@@ -128,16 +130,17 @@ class Desk:
         self._log = log
 
     @contextmanager
-    def request(self, protocol: str, at_front: str = "") -> Iterator[Ticket]:
+    def request(self, protocol: str, arrived: float, at_front: str = "") -> Iterator[Ticket]:
         """Yields the ticket of a request, and counts how it ended: as the exception says, or as
         answered.
 
         Args:
             protocol: "http" or "grpc".
+            arrived: moment of its arrival here, in seconds of `time.monotonic()`.
             at_front: microseconds since 1970 at which it came to the front, of AT_FRONT.
         """
         self._last_arrival = time.monotonic()
-        ticket = Ticket(self.engine, self._arrival(at_front))
+        ticket = Ticket(self.engine, self._arrival(arrived, at_front))
         outcome = Outcome.GONE  # unless it ends otherwise
         try:
             yield ticket
@@ -150,8 +153,10 @@ class Desk:
             raise
         finally:
             self._observer.ended(outcome, ticket.arrived, ticket.queue_s)
+            if outcome is Outcome.REFUSED or outcome in _BY_TIME:
+                self.engine.decided(is_refused=outcome is Outcome.REFUSED)
             if ticket.predicted is not None and outcome in _BY_TIME:
-                self.engine.ended(ticket.predicted)
+                self.engine.ended(ticket.predicted + ticket.behind_s)
             if self._log is not None:
                 seconds = time.monotonic() - ticket.arrived
                 self._log.write(protocol, outcome, seconds, ticket.samples, ticket.queue_s)
@@ -168,12 +173,11 @@ class Desk:
             await asyncio.sleep(left)
             now = time.monotonic()
 
-    def _arrival(self, at_front: str) -> float:
-        found = self.engine.arrival()
+    def _arrival(self, here: float, at_front: str) -> float:
         if not (self.has_front and at_front.isascii() and at_front.isdigit()):
-            return found
+            return here
         waited = time.time() - int(at_front) / 1e6
-        return min(found, time.monotonic() - waited) if 0 <= waited < _LONGEST else found
+        return time.monotonic() - waited if 0 <= waited < _LONGEST else here
 
 
 def _one_sample(empty: Features) -> Features:

@@ -3,13 +3,13 @@
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from torchrec_bls.direct.serving.reading_modules import reading_modules
 from torchrec_bls.errors import DrainedError, named
+from torchrec_bls.serve.arrivals import Arrivals
 from torchrec_bls.serve.batches import features_of
 from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.inputs import Features, ModelInputs
@@ -17,15 +17,16 @@ from torchrec_bls.serve.model_calls import ModelCalls
 from torchrec_bls.serve.observer import Observer
 from torchrec_bls.serve.outcomes import Outcome, RequestError
 from torchrec_bls.serve.predictor import Predictor
+from torchrec_bls.serve.refusals import Refusals
 from torchrec_bls.serve.waiting import Answer, Part, Request, Waiting, joined
 
 # Turns of the event loop between two batches: answers are written and heads are read in the first,
 # and those heads are admitted or refused in the second.
 _TURNS = 2
-# The last look is not over, and the one before has found the requests that are read now.
-_LOOKS = 3
 # Requests that may wait at most: each that comes is compared with all of them.
 _MOST_WAITING = 1024
+# Share of requests that are refused in overload.
+_OVERLOAD = 0.05
 # Seconds without a batch after which a correction of predictions may be out of date.
 _OUT_OF_DATE = 1.0
 
@@ -43,6 +44,7 @@ class Engine:
     Attributes:
         inputs: see above.
         contract: see above.
+        arrivals: when requests arrived.
         drained_for: version that is being made while none serves, or empty. Requests are refused
             then.
     """
@@ -57,15 +59,15 @@ class Engine:
     ) -> None:
         self.inputs = inputs
         self.contract = contract
+        self.arrivals = Arrivals()
         self.drained_for = ""
         self._reader = next(iter(reading_modules(calls.model).values()))
         self._calls = calls
         self._predictor = predictor
         self._observer = observer
         self._waiting = Waiting(predictor, contract.max_samples)
+        self._refusals = Refusals()
         self._wake = asyncio.Event()
-        # When the last looks at the sockets began, while there are batches.
-        self._looks: deque[float] = deque(maxlen=_LOOKS)
         self._has_ended = False
         self._last_batch = 0.0  # when it began
 
@@ -78,11 +80,6 @@ class Engine:
     def waiting(self) -> int:
         """Returns how many requests wait."""
         return len(self._waiting)
-
-    def arrival(self) -> float:
-        """Returns the earliest moment at which a request that is found now may have arrived: the
-        look at the sockets before the one that found it."""
-        return self._looks[0] if self._looks else time.monotonic()
 
     def deadline(self, arrived: float, timeout_us: int | None) -> float:
         """Returns the deadline of a request.
@@ -115,11 +112,12 @@ class Engine:
         if self.waiting >= _MOST_WAITING:
             text = f"{self.waiting} requests wait already"
             raise RequestError(Outcome.REFUSED, text, self._waiting.rest_s())
-        end, late = self._waiting.forecast(samples, ids, deadline, now)
+        end, slack, late = self._waiting.forecast(samples, ids, deadline, now)
         if late > 0 and now - self._last_batch > _OUT_OF_DATE and not self.waiting:
             # Were all refused by a correction, no batch would ever show that it holds no more.
             self._predictor.forget()
-            end, late = self._waiting.forecast(samples, ids, deadline, now)
+            end, slack, late = self._waiting.forecast(samples, ids, deadline, now)
+        self._predictor.observe_slack(slack)
         if late > 0:
             raise RequestError(
                 Outcome.REFUSED,
@@ -129,6 +127,11 @@ class Engine:
                 max(late, self._waiting.rest_s()) if self.waiting else None,
             )
         return end
+
+    def decided(self, *, is_refused: bool) -> None:
+        """Takes into account that a request was refused at its arrival, or was not."""
+        self._refusals.add(is_refused, time.monotonic())
+        self._waiting.is_overloaded = self._refusals.share > _OVERLOAD
 
     def ended(self, predicted: float) -> None:
         """Takes into account that a request ends now.
@@ -174,7 +177,7 @@ class Engine:
         while True:
             if not self.waiting:
                 self._wake.clear()
-                self._looks.clear()
+                self.arrivals.rest()
                 await self._wake.wait()
                 await self._look_at_sockets()
             self._waiting.forget_answered()
@@ -198,7 +201,7 @@ class Engine:
 
     async def _look_at_sockets(self) -> None:
         for _ in range(_TURNS):
-            self._looks.append(time.monotonic())
+            self.arrivals.look()
             await asyncio.sleep(0)
 
     def _end_hopeless(self) -> None:
@@ -234,11 +237,14 @@ class Engine:
             return None
         predicted = self._predictor.seconds(samples, ids)
         self._observer.batch(samples, time.monotonic() - began, predicted)
-        at = 0
+        at, ids_at = 0, 0
         for part, each in zip(parts, features, strict=True):
             own = {name: of_all[at : at + each.samples] for name, of_all in outputs.items()}
             at += each.samples
-            self._give(part, Answer(own, version, samples, began - part.request.arrived))
+            ids_at += each.ids
+            behind_s = self._predictor.more_s(samples - at, ids - ids_at)
+            queue_s = began - part.request.arrived
+            self._give(part, Answer(own, version, samples, queue_s, behind_s))
         return samples, ids
 
     def _give(self, part: Part, answer: Answer) -> None:

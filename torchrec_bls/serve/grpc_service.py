@@ -77,7 +77,8 @@ class GrpcService:
 
     async def _infer(self, message: bytes, context: Any) -> bytes:
         try:
-            with self._desk.request("grpc", self._at_front(context)) as ticket:
+            arrived = self._desk.engine.arrivals.earliest()
+            with self._desk.request("grpc", arrived, self._at_front(context)) as ticket:
                 text, raw = split(message)
                 request = _parsed(messages.ModelInferRequest, text)
                 self._facts.check_name(request.model_name)

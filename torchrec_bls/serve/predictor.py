@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 # Batches that corrections come from, and how many there are from one to the next.
 _BATCHES, _BATCHES_BETWEEN = 256, 16
 # Requests that the margin comes from, how many there are from one to the next, and the share of
-# them that it covers.
-_REQUESTS, _REQUESTS_BETWEEN, _COVERED = 1024, 32, 0.998
-# Seconds after which the end of a request counts no more. Else a moment in which the machine stood
-# still would count for long where it makes few requests be admitted.
+# those admitted that may be late.
+_REQUESTS, _REQUESTS_BETWEEN, _LATE = 1024, 32, 0.002
+# Seconds after which a request counts no more. Else a moment in which the machine stood still would
+# count for long where it makes few requests be admitted.
 _OUT_OF_DATE = 1.0
 # Seconds that any batch takes at least, so that none takes no time.
 _SHORTEST = 1e-6
@@ -45,8 +46,9 @@ class Predictor:
 
     The time of the model is affine in both, as fitted to batches of the warm-up, and slower by what
     the last batches took, their median. From one batch to the next it takes longer: answers are
-    written and requests are read. How much later requests end than all of this predicts, as good
-    as all of them, is the margin that the next ones need.
+    written and requests are read. Requests end earlier or later than all of this predicts. The
+    margin is the time that has to be left for it to those who are admitted, so that as few of them
+    are late as may be: the less, the fewer come with little time left.
 
     Args:
         measured: samples, ids and seconds of batches; several of different sizes.
@@ -55,7 +57,9 @@ class Predictor:
         costs: what the model takes, see Costs.
         slowdown: factor of that over the warm-up.
         stretch: factor of the time from one batch to the next over that of the model.
-        margin_s: seconds after their predicted end by which as good as all requests end.
+        margin_s: seconds that have to be left from the predicted end of a request to its deadline,
+            so that few of all that are admitted are late.
+        safe_margin_s: the same, so that whoever is admitted is rarely late.
     """
 
     def __init__(self, measured: Sequence[tuple[int, int, float]]) -> None:
@@ -65,22 +69,29 @@ class Predictor:
         fitted, _ = nnls(facts / seconds[:, None], np.ones(len(seconds)))
         self._fitted = Costs(*fitted.tolist())
         self._batches: deque[_Batch] = deque(maxlen=_BATCHES)
-        # Moments of ends, and their delays.
+        # Moments of ends, and their delays; moments of arrivals, and the time that they had left.
         self._ends: deque[tuple[float, float]] = deque(maxlen=_REQUESTS)
+        self._slacks: deque[tuple[float, float]] = deque(maxlen=_REQUESTS)
         self.forget()
 
     def forget(self) -> None:
         """Forgets all corrections: what was fitted counts again."""
         self._batches.clear()
         self._ends.clear()
+        self._slacks.clear()
         self._new_batches = self._new_ends = 0
         self.costs = self._fitted
         self.slowdown = self.stretch = 1.0
-        self.margin_s = 0.0
+        self.margin_s = self.safe_margin_s = 0.0
 
     def seconds(self, samples: int, ids: int) -> float:
         """Returns the predicted seconds of the model for a batch."""
         return _seconds(self.costs, samples, ids)
+
+    def more_s(self, samples: int, ids: int) -> float:
+        """Returns the predicted seconds by which a batch takes longer with so many more, until the
+        next one."""
+        return self.stretch * (samples * self.costs.sample + ids * self.costs.id)
 
     def observe(self, samples: int, ids: int, model_s: float, turn_s: float) -> None:
         """Takes a batch into account.
@@ -97,6 +108,14 @@ class Predictor:
         if self._new_batches >= _BATCHES_BETWEEN:
             self._correct()
 
+    def observe_slack(self, slack_s: float) -> None:
+        """Takes a request into account that may be admitted or refused.
+
+        Args:
+            slack_s: seconds from its predicted end to its deadline.
+        """
+        self._slacks.append((time.monotonic(), slack_s))
+
     def observe_end(self, delay_s: float) -> None:
         """Takes the end of a request into account.
 
@@ -108,11 +127,10 @@ class Predictor:
         self._new_ends += 1
         if self._new_ends >= _REQUESTS_BETWEEN:
             self._new_ends = 0
-            while self._ends[0][0] < now - _OUT_OF_DATE:
-                self._ends.popleft()
-            delays = np.array([each for _, each in self._ends])
-            place = int(_COVERED * len(delays))
-            self.margin_s = max(0.0, float(np.partition(delays, place)[place]))
+            since = now - _OUT_OF_DATE
+            delays = np.array([each for at, each in self._ends if at >= since])
+            slacks = np.array([each for at, each in self._slacks if at >= since])
+            self.safe_margin_s, self.margin_s = _margins(delays, slacks)
 
     def _correct(self) -> None:
         self._new_batches = 0
@@ -125,3 +143,21 @@ class Predictor:
 
 def _seconds(costs: Costs, samples: int, ids: int) -> float:
     return costs.batch + samples * costs.sample + ids * costs.id
+
+
+def _margins(delays: NDArray[np.float64], slacks: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns the least times that have to be left to those who are admitted: so that each of them
+    is late as rarely as may be, and so that all of them are.
+
+    Args:
+        delays: seconds from the predicted to the real end of requests, [ends], at least one.
+        slacks: seconds from the predicted end to the deadline of requests, [requests].
+    """
+    delays = np.sort(delays)
+    safe = max(0.0, float(delays[int((1 - _LATE) * len(delays))]))
+    # Whoever has more time left is late less often: those from the most to any number of seconds.
+    slacks = np.sort(slacks)[::-1]
+    late = 1 - np.searchsorted(delays, slacks, side="right") / len(delays)
+    admitted = np.searchsorted(np.cumsum(late) / np.arange(1, len(slacks) + 1), _LATE, side="right")
+    least = max(0.0, float(slacks[admitted])) if admitted < len(slacks) else 0.0
+    return safe, least

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from torchrec_bls.serve import siblings
+from torchrec_bls.serve.connections import arrived
 from torchrec_bls.serve.desk import AT_FRONT, Desk, Ticket
 from torchrec_bls.serve.json_heads import JsonHead
 from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
@@ -80,7 +81,7 @@ class RestApplication:
     ) -> None:
         headers = dict(scope["headers"])
         at_front = headers.get(_AT_FRONT, b"").decode("latin-1")
-        with self._desk.request("http", at_front) as ticket:
+        with self._desk.request("http", arrived(scope), at_front) as ticket:
             if scope["method"] != "POST":
                 raise RequestError(Outcome.WRONG_METHOD, "inference requests are POSTs")
             self._facts.check_name(model)

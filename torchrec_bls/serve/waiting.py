@@ -1,10 +1,10 @@
 """Requests that wait for their batch, by their deadlines."""
 
 import asyncio
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -13,22 +13,23 @@ from numpy.typing import NDArray
 from torchrec_bls.serve.inputs import Features
 from torchrec_bls.serve.predictor import Predictor
 
-#: Seconds that the model may take for a batch by prediction, see `longest_batch`. Meanwhile nobody
-#: is refused, and refusals are to be prompt.
-LONGEST_BATCH = 0.0015
+#: Seconds that the model may take for a batch by prediction, see `longest_batch`: the longer, the
+#: more requests are answered. Meanwhile nobody is refused, so that where many are it may take less.
+LONGEST_BATCH, LONGEST_IN_OVERLOAD = 0.004, 0.0015
 # Seconds from a reply to its last byte at the caller, of which this process sees nothing.
 _MARGIN = 0.0005
 
 
-def longest_batch(fixed: float) -> float:
-    """Returns the seconds that a batch may take by prediction: LONGEST_BATCH, or more where more
-    than half of that would be costs that each batch has. Small batches would cost more than they
-    spare then.
+def longest_batch(fixed: float, is_overloaded: bool) -> float:
+    """Returns the seconds that a batch may take by prediction: LONGEST_BATCH, in overload
+    LONGEST_IN_OVERLOAD, or more where more than half of that would be costs that each batch has.
+    Small batches would cost more than they spare then.
 
     Args:
         fixed: seconds that a batch of any size takes.
+        is_overloaded: whether many requests are refused.
     """
-    return max(LONGEST_BATCH, 2 * fixed)
+    return max(LONGEST_IN_OVERLOAD if is_overloaded else LONGEST_BATCH, 2 * fixed)
 
 
 class Answer(NamedTuple):
@@ -39,12 +40,14 @@ class Answer(NamedTuple):
         version: version of the weights.
         batch: samples of its batch, or of its last one.
         queue_s: seconds that it waited for its first batch.
+        behind_s: seconds that those behind it in its last batch were to take.
     """
 
     outputs: dict[str, NDArray[np.float32]]
     version: str
     batch: int
     queue_s: float
+    behind_s: float = 0.0
 
 
 class Forecast(NamedTuple):
@@ -52,10 +55,13 @@ class Forecast(NamedTuple):
 
     Attributes:
         end: predicted moment of its answer.
+        slack_s: seconds from the predicted end to the deadline, of the one of it and those that it
+            delays that has fewest.
         late_s: seconds by which it, or one that it delays, would be too late; 0 if none would be.
     """
 
     end: float
+    slack_s: float
     late_s: float
 
 
@@ -127,11 +133,15 @@ class Waiting:
     Args:
         predictor: predictor of batches.
         max_samples: samples that a batch may have.
+
+    Attributes:
+        is_overloaded: whether many requests are refused, so that batches are short.
     """
 
     def __init__(self, predictor: Predictor, max_samples: int) -> None:
         self._predictor = predictor
         self._max_samples = max_samples
+        self.is_overloaded = False
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
@@ -166,9 +176,12 @@ class Waiting:
         """
         place = self._place(deadline)
         fixed, of_sample, of_id = self._predictor.costs
-        longest = longest_batch(fixed)
-        stretch, margin = self._predictor.stretch, self._predictor.margin_s
+        longest = longest_batch(fixed, self.is_overloaded)
+        predictor = self._predictor
+        stretch = predictor.stretch
+        margin = predictor.safe_margin_s if self.is_overloaded else predictor.margin_s
         own_end = late = 0.0
+        slack = math.inf
         is_own = False  # whether the batch has the new one
         # A batch of `count` samples begins at `begin`, and takes the model `fixed + cost`.
         begin, first_deadline, cost, count = now, 0.0, 0.0, 0
@@ -192,7 +205,7 @@ class Waiting:
                     # All its parts but the last one are batches of their own.
                     of_part = _part(each_samples, own, longest - fixed)
                     of_one = own / each_samples
-                    parts = ceil((own - (longest - fixed)) / (of_one * of_part))
+                    parts = math.ceil((own - (longest - fixed)) / (of_one * of_part))
                     parts = min(parts, (each_samples - 1) // of_part)
                     begin += stretch * parts * (fixed + of_one * of_part)
                     each_samples -= parts * of_part
@@ -203,16 +216,18 @@ class Waiting:
                 end = begin + stretch * (fixed + cost)
                 # A margin of more than half of its time would refuse it where nobody waits, and no
                 # end would ever show that less is enough.
-                own_margin = _MARGIN + min(margin, max(0.0, (each_deadline - now) / 2))
-                late = max(late, end - (each_deadline - own_margin))
+                own_margin = min(margin, max(0.0, (each_deadline - now) / 2))
+                own_slack = each_deadline - _MARGIN - end
+                slack, late = min(slack, own_slack), max(late, own_margin - own_slack)
                 own_end = end if is_own else own_end
-        return Forecast(own_end, late)
+        return Forecast(own_end, slack, late)
 
     def rest_s(self) -> float:
         """Returns the seconds until all that wait would be answered."""
         fixed, of_sample, of_id = self._predictor.costs
         own = sum(of_sample * each.samples + of_id * each.ids for each in self._requests)
-        return self._predictor.stretch * own * (1 + fixed / longest_batch(fixed))
+        longest = longest_batch(fixed, self.is_overloaded)
+        return self._predictor.stretch * own * (1 + fixed / longest)
 
     def hopeless(self, now: float) -> list[Request]:
         """Removes the first requests that can't be in time any more, and returns them."""
@@ -235,7 +250,7 @@ class Waiting:
         batch may, it returns a part; the rest goes on waiting."""
         fixed, of_sample, of_id = self._predictor.costs
         stretch = self._predictor.stretch
-        longest = longest_batch(fixed)
+        longest = longest_batch(fixed, self.is_overloaded)
         taken: list[Part] = []
         cost, count = fixed, 0
         for each in self._requests:
@@ -288,4 +303,4 @@ def joined(answers: Sequence[Answer]) -> Answer:
     outputs = {
         name: np.concatenate([each.outputs[name] for each in answers]) for name in last.outputs
     }
-    return Answer(outputs, last.version, last.batch, answers[0].queue_s)
+    return last._replace(outputs=outputs, queue_s=answers[0].queue_s)

@@ -13,7 +13,9 @@ import uvicorn
 import uvloop
 
 from torchrec_bls.serve.access_log import AccessLog
+from torchrec_bls.serve.arrivals import stamped
 from torchrec_bls.serve.channel import Beat, Begun, Channel
+from torchrec_bls.serve.connections import connections
 from torchrec_bls.serve.desk import Desk
 from torchrec_bls.serve.engine import Engine
 from torchrec_bls.serve.grpc_service import GrpcService
@@ -117,7 +119,7 @@ class Worker:
         listeners = [stack.enter_context(_bound(self._places.http(self._name)))]
         if not self._places.front:
             outside = shared(self._places.host, self._places.port)
-            listeners.append(stack.enter_context(outside))
+            listeners.append(stamped(stack.enter_context(outside)))
         grpc_server = self._grpc_server()
         if grpc_server is not None:
             await grpc_server.start()
@@ -144,7 +146,7 @@ class Worker:
     def _uvicorn_config(self) -> uvicorn.Config:
         return uvicorn.Config(
             RestApplication(self._desk, self._facts),
-            http="httptools",
+            http=connections(self._engine.arrivals),
             ws="none",
             lifespan="off",
             access_log=False,

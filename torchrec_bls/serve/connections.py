@@ -1,15 +1,16 @@
 """Connections of HTTP."""
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from torchrec_bls.serve.arrivals import Arrivals
 
-# Where the state of a request says when it arrived.
-_ARRIVED = "arrived"
+# Where the state of a request has its connection, and says when it arrived.
+_CONNECTION, _ARRIVED = "connection", "arrived"
 
 
 def connections(arrivals: Arrivals) -> type[asyncio.Protocol]:
@@ -24,10 +25,17 @@ def connections(arrivals: Arrivals) -> type[asyncio.Protocol]:
             super().connection_made(transport)
             self.number = transport.get_extra_info("socket").fileno()
             arrivals.watch(self.number)
+            self.when_lost: Callable[[], None] | None = None
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.when_lost is not None:
+                self.when_lost()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self.scope["state"][_ARRIVED] = arrivals.of(self.number)
+            self.scope["state"][_CONNECTION] = self
 
     return Connection
 
@@ -39,3 +47,20 @@ def arrived(scope: MutableMapping[str, Any]) -> float:
         scope: its scope, as ASGI has it.
     """
     return float(scope["state"][_ARRIVED])
+
+
+@contextmanager
+def told_when_gone(scope: MutableMapping[str, Any], tell: Callable[[], None]) -> Iterator[None]:
+    """Has a function called if the caller leaves within the context. A task that waits for that,
+    as ASGI has it, would cost each request a tenth of what it costs beside the model.
+
+    Args:
+        scope: scope of the caller's request, whose body was read.
+        tell: the function.
+    """
+    connection = scope["state"][_CONNECTION]
+    connection.when_lost = tell
+    try:
+        yield
+    finally:
+        connection.when_lost = None

@@ -4,17 +4,15 @@ An ASGI application. Of a request with binary tensors the head is read first, an
 it can be answered in time.
 """
 
-import asyncio
 import math
 import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from torchrec_bls.serve import siblings
-from torchrec_bls.serve.connections import arrived
+from torchrec_bls.serve.connections import arrived, told_when_gone
 from torchrec_bls.serve.desk import AT_FRONT, Desk, Ticket
 from torchrec_bls.serve.json_heads import JsonHead
 from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
@@ -101,11 +99,8 @@ class RestApplication:
                 ticket.admit(request.head)
                 rest = memoryview(await body.all())[head_size:]
             contents = request.contents(rest)
-            watch = asyncio.ensure_future(_tell_when_gone(receive, ticket))
-            try:
+            with told_when_gone(scope, ticket.leave):
                 answer = await ticket.answer(contents)
-            finally:
-                watch.cancel()
             reply, json_size = request.reply(answer, self._facts.name)
             if json_size is None:
                 await _respond(send, 200, _JSON, reply)
@@ -203,13 +198,6 @@ class _Body:
     def _too_large(self, size: int) -> RequestError:
         text = f"a body of {size} bytes or more, but it may have {self._limit}: send several"
         return RequestError(Outcome.TOO_LARGE, text)
-
-
-async def _tell_when_gone(receive: _Receive, ticket: Ticket) -> None:
-    with suppress(asyncio.CancelledError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        ticket.leave()
 
 
 def _size_in(headers: dict[bytes, bytes], name: bytes) -> int | None:

@@ -36,7 +36,7 @@ class Ticket:
         arrived: see above.
         samples: its samples; 0 as long as they are not known.
         deadline: its deadline; infinite as long as that is not known.
-        predicted: predicted moment of its end, once it waits.
+        predicted: predicted moment of its end, once it is admitted.
         queue_s: seconds that it waited for its batch, once it is answered.
         behind_s: seconds that those behind it in its batch were to take.
     """
@@ -65,7 +65,16 @@ class Ticket:
         self._layout = layout = self._engine.inputs.layout(head)
         self.samples = layout.samples
         self.deadline = self._engine.deadline(self.arrived, head.timeout_us)
-        self._engine.check(layout.samples, layout.ids, self.deadline)
+        self.check()
+
+    def check(self) -> None:
+        """Decides whether what was admitted can still be answered in time.
+
+        Raises:
+            RequestError: it can't.
+        """
+        assert self._layout is not None
+        self.predicted = self._engine.check(self._layout.samples, self._layout.ids, self.deadline)
 
     async def answer(self, contents: Sequence[NDArray[Any]]) -> Answer:
         """Returns the answer of the model.
@@ -79,8 +88,6 @@ class Ticket:
         layout = self._layout
         assert layout is not None
         features = self._engine.inputs.read(layout, contents)
-        # Contents may have come long after the head.
-        self.predicted = self._engine.check(layout.samples, layout.ids, self.deadline)
         if self._has_left:
             raise _gone()
         asked = features if features.samples else _one_sample(features)

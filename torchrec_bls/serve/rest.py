@@ -97,6 +97,9 @@ class RestApplication:
             else:
                 request = JsonHead(await body.first(head_size), version)
                 ticket.admit(request.head)
+                if not body.is_whole:
+                    await body.all()
+                    ticket.check()
                 rest = memoryview(await body.all())[head_size:]
             contents = request.contents(rest)
             with told_when_gone(scope, ticket.leave):
@@ -154,6 +157,7 @@ class _Body:
 
     Attributes:
         announced: bytes that the headers announce, or None.
+        is_whole: whether all of it has come.
 
     Raises:
         RequestError: the headers announce too many.
@@ -164,14 +168,14 @@ class _Body:
         self._limit = limit
         self._parts: list[bytes] = []
         self._size = 0
-        self._is_whole = False
+        self.is_whole = False
         self.announced = _size_in(headers, b"content-length")
         if self.announced is not None and self.announced > limit:
             raise self._too_large(self.announced)
 
     async def first(self, size: int) -> memoryview:
         """Returns its first bytes, as soon as they are there."""
-        while self._size < size and not self._is_whole:
+        while self._size < size and not self.is_whole:
             await self._next()
         if self._size < size:
             raise bad(f"{_HEAD_SIZE.decode()} is {size}, but the body has {self._size} bytes")
@@ -180,7 +184,7 @@ class _Body:
 
     async def all(self) -> bytes:
         """Returns all of it."""
-        while not self._is_whole:
+        while not self.is_whole:
             await self._next()
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
@@ -193,7 +197,7 @@ class _Body:
         if self._size > self._limit:
             raise self._too_large(self._size)
         self._parts.append(part)
-        self._is_whole = not message.get("more_body", False)
+        self.is_whole = not message.get("more_body", False)
 
     def _too_large(self, size: int) -> RequestError:
         text = f"a body of {size} bytes or more, but it may have {self._limit}: send several"

@@ -1,6 +1,7 @@
-"""What a request costs the worker beside the model: CPU of requests of 32 candidates, one by one.
+"""What a request costs the service beside the model: CPU of requests of 32 candidates, one by one.
 
-The worker's CPU without requests is taken off. The model's time is what the worker itself reports.
+All of its processes count; their CPU without requests is taken off. The model's time is what the
+worker itself reports.
 """
 
 import functools
@@ -51,7 +52,7 @@ def model_s(service: Service) -> float:
 
 def measure(service: Service, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """CPU of a request at each rate."""
-    worker, run_s = service.processes[:1], settings["run_s"]
+    processes, run_s = service.processes, settings["run_s"]
     path = service.url.partition("127.0.0.1")[2].partition("/")
     load = Load(
         service.url,
@@ -60,18 +61,18 @@ def measure(service: Service, settings: dict[str, Any]) -> list[dict[str, Any]]:
         GENERATOR_CORE,
         1.0,
     )
-    before = processor_s(worker)
+    before = processor_s(processes)
     time.sleep(run_s)
-    idle = (processor_s(worker) - before) / run_s
+    idle = (processor_s(processes) - before) / run_s
     results = []
     with Generator(load) as generator:
         generator.run(settings["rates"][0], run_s)
         for rate in settings["rates"]:
             whole, of_model = [], []
             for seed in range(settings["repetitions"]):
-                before = processor_s(worker), model_s(service), time.monotonic()
+                before = processor_s(processes), model_s(service), time.monotonic()
                 answered = generator.run(rate, run_s, seed)
-                spent = processor_s(worker) - before[0]
+                spent = processor_s(processes) - before[0]
                 spent -= idle * (time.monotonic() - before[2])
                 count = answered.in_time + answered.late
                 whole.append(1e3 * spent / count)

@@ -103,7 +103,7 @@ def costs_section(record: Record) -> str:
     return page.section(
         record,
         "CPU of a request of 32 candidates, binary, ms, medians of "
-        f"{record['settings']['repetitions']} runs. Without requests the worker takes {idle:.3f} "
+        f"{record['settings']['repetitions']} runs. Without requests the service takes {idle:.3f} "
         "cores, which are taken off:",
         page.table(["requests/s", "in all", "the model", "beside it", "range"], rows),
     )

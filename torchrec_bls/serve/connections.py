@@ -23,6 +23,7 @@ def connections(arrivals: Arrivals) -> type[asyncio.Protocol]:
     class Connection(HttpToolsProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.transport: _Transport = _Transport(transport)  # type: ignore[assignment]
             self.number = transport.get_extra_info("socket").fileno()
             arrivals.watch(self.number)
             self.when_lost: Callable[[], None] | None = None
@@ -38,6 +39,51 @@ def connections(arrivals: Arrivals) -> type[asyncio.Protocol]:
             self.scope["state"][_CONNECTION] = self
 
     return Connection
+
+
+class _Transport:
+    """A transport that can send several writes as one."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held: list[bytes] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._transport.write(data)
+        else:
+            self._held.append(data)
+
+    def close(self) -> None:
+        self.release()
+        self._transport.close()
+
+    def hold(self) -> None:
+        self._held = []
+
+    def release(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._transport.write(b"".join(held))
+
+
+@contextmanager
+def one_write(scope: MutableMapping[str, Any]) -> Iterator[None]:
+    """Has what is sent within the context leave at once. uvicorn writes the head of a reply before
+    its body, and a worker that dies in between would have sent half of it.
+
+    Args:
+        scope: scope of the request, as ASGI has it.
+    """
+    transport = scope["state"][_CONNECTION].transport
+    transport.hold()
+    try:
+        yield
+    finally:
+        transport.release()
 
 
 def arrived(scope: MutableMapping[str, Any]) -> float:

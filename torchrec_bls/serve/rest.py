@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from torchrec_bls.serve import siblings
-from torchrec_bls.serve.connections import arrived, told_when_gone
+from torchrec_bls.serve.connections import arrived, one_write, told_when_gone
 from torchrec_bls.serve.desk import AT_FRONT, Desk, Ticket
 from torchrec_bls.serve.json_heads import JsonHead
 from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
@@ -72,7 +72,9 @@ class RestApplication:
                 await self._get(scope, found, send)
         except RequestError as error:
             if error.outcome is not Outcome.GONE:
-                await _send_error(send, error, b"POST" if found and found[3] == "infer" else _GETS)
+                await _send_error(
+                    scope, send, error, b"POST" if found and found[3] == "infer" else _GETS
+                )
 
     async def _infer(
         self, model: str, version: str, scope: _Scope, receive: _Receive, send: _Send
@@ -106,9 +108,9 @@ class RestApplication:
                 answer = await ticket.answer(contents)
             reply, json_size = request.reply(answer, self._facts.name)
             if json_size is None:
-                await _respond(send, 200, _JSON, reply)
+                await _respond(scope, send, 200, _JSON, reply)
             else:
-                await _respond(send, 200, _BINARY, reply, [(_HEAD_SIZE, b"%d" % json_size)])
+                await _respond(scope, send, 200, _BINARY, reply, [(_HEAD_SIZE, b"%d" % json_size)])
 
     def _guess(self, ticket: Ticket, announced: int | None) -> None:
         """Refuses JSON before it is parsed, if others wait and it may be too much."""
@@ -124,7 +126,7 @@ class RestApplication:
             raise RequestError(Outcome.UNKNOWN, f"nothing at {scope['path']}: see /openapi.json")
         if scope["method"] not in ("GET", "HEAD"):
             raise RequestError(Outcome.WRONG_METHOD, f"{scope['path']} takes GET")
-        await _respond(send, *await page())
+        await _respond(scope, send, *await page())
 
     def _of_model(self, name: str, version: str | None, ready: str | None) -> _Page:
         self._facts.check_name(name)
@@ -214,11 +216,12 @@ def _size_in(headers: dict[bytes, bytes], name: bytes) -> int | None:
 
 
 async def _respond(
-    send: _Send, status: int, kind: bytes, body: bytes, headers: _Headers = ()
+    scope: _Scope, send: _Send, status: int, kind: bytes, body: bytes, headers: _Headers = ()
 ) -> None:
     sent = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": sent})
-    await send({"type": "http.response.body", "body": body})
+    with one_write(scope):
+        await send({"type": "http.response.start", "status": status, "headers": sent})
+        await send({"type": "http.response.body", "body": body})
 
 
 def _at_once(got: Callable[[], _Got]) -> _Page:
@@ -232,10 +235,10 @@ def _json(status: int, value: Any) -> _Got:
     return status, _JSON, msgspec.json.encode(value)
 
 
-async def _send_error(send: _Send, error: RequestError, allowed: bytes) -> None:
+async def _send_error(scope: _Scope, send: _Send, error: RequestError, allowed: bytes) -> None:
     headers = []
     if error.retry_s is not None:  # whole seconds are all that HTTP knows
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_s))))
     if error.outcome is Outcome.WRONG_METHOD:
         headers.append((b"allow", allowed))
-    await _respond(send, *_json(error.outcome.status, {"error": error.text}), headers)
+    await _respond(scope, send, *_json(error.outcome.status, {"error": error.text}), headers)

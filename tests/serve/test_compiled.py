@@ -115,7 +115,7 @@ def test_dense_parts_are_as_large_as_can_be() -> None:
 def test_it_has_to_be_faster(
     after: tuple[float, ...], says: str, stays: bool, tmp_path: Path
 ) -> None:
-    measured = iter([times(1.0, 2.0), times(9.0, 9.0), times(*after)])
+    measured = iter([times(7.0, 7.0), times(1.0, 2.0), times(9.0, 9.0), times(*after)])
     model = Tables()
     found, text = compile_if_faster(model, lambda: next(measured), str(tmp_path / "w"))
     assert says in text
@@ -128,7 +128,7 @@ def test_what_can_not_be_compiled_stays(tmp_path: Path) -> None:
 
     def measure() -> Measured:
         calls.append(1)
-        if len(calls) > 1:
+        if len(calls) > 2:
             raise RuntimeError("no such operation")
         return times(1.0)
 

@@ -30,7 +30,7 @@ from torchrec_bls.direct.serving.reading_modules import (
     reads_of,
     unwrapped,
 )
-from torchrec_bls.direct.serving.serving_state import ServingState
+from torchrec_bls.direct.serving.serving_state import ServingState, Standing
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.weights_publisher import WeightsPublisher
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
@@ -310,6 +310,13 @@ class ServedModel:
             with self._counting:
                 self._failed_publishes += 1
             raise
+
+    def standing(self) -> Standing:
+        """Returns what whoever runs batches has to know ten times a second: a part of `state` that
+        looks at no process."""
+        taken = self._switches.taken[0]
+        serial, _ = self.publisher.versions.serving
+        return Standing(taken.serial < serial, taken.drained_for)
 
     def state(self) -> ServingState:
         """Returns what is served, and which processes read it or are gone."""

@@ -2,6 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Standing(NamedTuple):
+    """Where a process stands with the versions of its tables.
+
+    Attributes:
+        is_behind: whether a newer version was announced than that of the last batch.
+        drained_for: see `ServingState`.
+    """
+
+    is_behind: bool
+    drained_for: str
 
 
 @dataclass(frozen=True)

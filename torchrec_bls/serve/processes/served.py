@@ -8,7 +8,8 @@ from torch import nn
 
 from torchrec_bls.direct.offers.attach import attach
 from torchrec_bls.direct.serving.publishing import serving_state
-from torchrec_bls.direct.serving.serving_state import ServingState
+from torchrec_bls.direct.serving.served_model import ServedModel
+from torchrec_bls.direct.serving.serving_state import ServingState, Standing
 from torchrec_bls.errors import named
 from torchrec_bls.serve.compiled import Measured, compile_if_faster
 from torchrec_bls.serve.inputs import Features, ModelInputs, features_in
@@ -41,10 +42,14 @@ class Served:
         """Returns what this process serves."""
         return serving_state(self.calls.model)
 
+    def standing(self) -> Standing:
+        """Returns where this process stands with the versions of the tables."""
+        return ServedModel.of(self.calls.model).standing()
+
     def take_newest(self) -> None:
         """Changes to the newest version, in a process that answers nobody."""
-        state = self.state()
-        if state.serial < state.announced_serial and not state.drained_for:
+        standing = self.standing()
+        if standing.is_behind and not standing.drained_for:
             self.calls.answered([self.sample])
 
 

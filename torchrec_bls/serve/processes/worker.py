@@ -171,10 +171,9 @@ class Worker:
     async def _watch(self) -> None:
         """Follows the state of the tables, and tells the supervisor that the loop runs."""
         while True:
-            state = self._served.state()
-            self._engine.drained_for = state.drained_for
-            is_behind = state.serial < state.announced_serial
-            if is_behind and not self._engine.waiting and not state.drained_for:
+            standing = self._served.standing()
+            self._engine.drained_for = standing.drained_for
+            if standing.is_behind and not self._engine.waiting and not standing.drained_for:
                 # Batches change versions. Who asks for the new one alone would never get it.
                 self._engine.ask_nothing(self._served.sample)
             await asyncio.sleep(_LOOK)

@@ -27,6 +27,10 @@ from torchrec_bls.serve.processes.pause import Pause
 _ORDER, _FAILING = 1.0, 5.0
 # Bytes of an answer that are read at once.
 _PART = 1 << 16
+# Bytes of a body that is kept until it is answered, so that it can be sent again. HAProxy makes
+# buffers as large as that for each request, whatever its size: with 1 MiB a request costs it 0.3 ms
+# of CPU, with 16 MiB 4 to 6 ms.
+_RESENT = 1 << 20
 # Bytes of a head, which has to fit beside a body.
 _HEAD = 16 << 10
 # Seconds that requests may take to end when the front is stopped.
@@ -215,7 +219,7 @@ class FrontProcess:
             name: "" if turn is Turn.READY else " disabled" for name, turn in self._told.items()
         }
         return _TEMPLATE.substitute(
-            buffer=self._contract.max_body_bytes + _HEAD,
+            buffer=min(self._contract.max_body_bytes, _RESENT) + _HEAD,
             draining=int(_DRAINING),
             kept=_KEPT,
             slowest=_SLOWEST,

@@ -5,18 +5,21 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import uvicorn
 import uvloop
 
+from torchrec_bls.serve import connections as connections_module
 from torchrec_bls.serve.arrivals import Arrivals, stamped
-from torchrec_bls.serve.connections import arrived, connections
+from torchrec_bls.serve.connections import arrived, connections, one_write
 
 # Seconds by which the kernel's clock and Python's may differ here.
 CLOCKS = 0.001
 # Seconds in which nobody looks.
 BUSY = 0.03
+LENGTH = [(b"content-length", b"4")]
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
@@ -49,6 +52,18 @@ def is_within(moment: float, bounds: tuple[float, float]) -> bool:
     return bounds[0] - CLOCKS <= moment <= bounds[1] + CLOCKS
 
 
+def sent_between_looks(
+    arrivals: Arrivals, caller: socket.socket, data: bytes = b"request"
+) -> tuple[float, float]:
+    """Sends while nobody looks, and looks. Returns the moments before and after sending."""
+    arrivals.look()
+    time.sleep(BUSY)
+    came = sent(caller, data)
+    time.sleep(BUSY)
+    arrivals.look()
+    return came
+
+
 def test_who_is_found_at_once_has_arrived_now(pair: tuple[socket.socket, socket.socket]) -> None:
     caller, connection = pair
     arrivals = Arrivals()
@@ -66,11 +81,7 @@ def test_who_waited_has_arrived_when_it_came(
     caller, connection = pair
     arrivals = Arrivals()
     arrivals.watch(connection.fileno())
-    arrivals.look()
-    time.sleep(BUSY)
-    came = sent(caller, bytes(size))
-    time.sleep(BUSY)
-    arrivals.look()
+    came = sent_between_looks(arrivals, caller, bytes(size))
     assert is_within(arrivals.of(connection.fileno()), came)
     received = 0
     while received < size:  # nothing was taken
@@ -90,11 +101,7 @@ def test_data_of_a_connection_that_is_new_may_have_come_before_it(
 ) -> None:
     caller, connection = pair
     arrivals = Arrivals()
-    arrivals.look()
-    time.sleep(BUSY)
-    came = sent(caller)
-    time.sleep(BUSY)
-    arrivals.look()
+    came = sent_between_looks(arrivals, caller)
     arrivals.watch(connection.fileno())
     assert is_within(arrivals.of(connection.fileno()), came)
 
@@ -156,8 +163,9 @@ def serving(check: Callable[[Arrivals, socket.socket], None]) -> list[float]:
 
     async def application(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         moments.append(arrived(scope))
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+        with one_write(scope):
+            await send({"type": "http.response.start", "status": 200, "headers": LENGTH})
+            await send({"type": "http.response.body", "body": b"body"})
 
     async def run() -> None:
         arrivals = Arrivals()
@@ -187,11 +195,34 @@ def test_a_request_over_http_knows_when_it_came() -> None:
     came = []
 
     def busy(arrivals: Arrivals, caller: socket.socket) -> None:
-        arrivals.look()
-        time.sleep(BUSY)
-        came.append(sent(caller, REQUEST))
-        time.sleep(BUSY)
-        arrivals.look()
+        came.append(sent_between_looks(arrivals, caller, REQUEST))
 
     _, second = serving(busy)
     assert is_within(second, came[0])
+
+
+class Noted:
+    """A transport whose writes are noted."""
+
+    def __init__(self, transport: asyncio.Transport, written: list[bytes]) -> None:
+        self._transport = transport
+        self._written = written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._written.append(data)
+        self._transport.write(data)
+
+
+def test_the_server_s_reply_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn alone makes two of it."""
+    written: list[bytes] = []
+    made = connections_module._Transport
+    monkeypatch.setattr(
+        connections_module, "_Transport", lambda transport: made(Noted(transport, written))
+    )
+    serving(lambda arrivals, caller: caller.sendall(REQUEST))
+    assert len(written) == 2
+    assert all(each.startswith(b"HTTP/1.1 200") and each.endswith(b"body") for each in written)

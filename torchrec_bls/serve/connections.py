@@ -97,8 +97,8 @@ def arrived(scope: MutableMapping[str, Any]) -> float:
 
 @contextmanager
 def told_when_gone(scope: MutableMapping[str, Any], tell: Callable[[], None]) -> Iterator[None]:
-    """Has a function called if the caller leaves within the context. A task that waits for that,
-    as ASGI has it, would cost each request a tenth of what it costs beside the model.
+    """Has a function called if the caller leaves within the context. ASGI has a task wait for that,
+    which would be made and cancelled for each request.
 
     Args:
         scope: scope of the caller's request, whose body was read.

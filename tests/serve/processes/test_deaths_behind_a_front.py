@@ -20,6 +20,7 @@ from tests.serve.processes.asked import (
     losing_workers,
     served,
     starts,
+    version_in,
 )
 from tests.serve.running import Running, is_alive, running
 
@@ -80,6 +81,13 @@ def test_workers_that_are_lost_one_after_the_other(service: Running):
             lose(service, WORKERS[number % 2])
     assert not asked.lost
     assert asked.cut <= 10
+
+
+def test_what_the_front_can_not_keep_passes_all_the_same(service: Running):
+    """It keeps 1 MiB of a request."""
+    for ask in (by_json, by_grpc):
+        answer = ask(service, CASE.ragged(), parameters=PATIENT, id="x" * (2 << 20))
+        assert version_in(answer) and len(answer.id) == 2 << 20
 
 
 def test_a_zygote_that_is_killed_has_a_successor(service: Running):

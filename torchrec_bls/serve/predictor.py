@@ -1,9 +1,8 @@
 """How long a batch will take."""
 
 import time
-from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +34,42 @@ class Costs(NamedTuple):
     id: float
 
 
-class _Batch(NamedTuple):
-    fitted_s: float
-    model_s: float
-    turn_s: float
+class _Last:
+    """The last numbers of a kind. Each request adds some, which costs it a fraction of a
+    microsecond; numpy reads them where they lie.
+
+    Args:
+        count: how many are kept.
+        columns: numbers of one.
+    """
+
+    def __init__(self, count: int, columns: int) -> None:
+        self._numbers = np.zeros((columns, count))
+        # A number is written faster than through numpy.
+        self._cells: Any = self._numbers.data
+        self._count = count
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self.added = 0
+
+    def add(self, *numbers: float) -> None:
+        """Adds one, in place of the oldest."""
+        place = self.added % self._count
+        for column, number in enumerate(numbers):
+            self._cells[column, place] = number
+        self.added += 1
+
+    def columns(self) -> NDArray[np.float64]:
+        """Returns them, [columns, kept ones], in no order. The next one changes it."""
+        return self._numbers[:, : min(self.added, self._count)]
+
+    def since(self, moment: float) -> NDArray[np.float64]:
+        """Returns the second column of those whose first one is a moment or later."""
+        moments, numbers = self.columns()
+        recent: NDArray[np.float64] = numbers[moments >= moment]
+        return recent
 
 
 class Predictor:
@@ -68,10 +99,10 @@ class Predictor:
         # Relative errors count alike, of short batches and long ones.
         fitted, _ = nnls(facts / seconds[:, None], np.ones(len(seconds)))
         self._fitted = Costs(*fitted.tolist())
-        self._batches: deque[_Batch] = deque(maxlen=_BATCHES)
+        # What was fitted to each, what the model took, and the time until the next one.
+        self._batches = _Last(_BATCHES, 3)
         # Moments of ends, and their delays; moments of arrivals, and the time that they had left.
-        self._ends: deque[tuple[float, float]] = deque(maxlen=_REQUESTS)
-        self._slacks: deque[tuple[float, float]] = deque(maxlen=_REQUESTS)
+        self._ends, self._slacks = _Last(_REQUESTS, 2), _Last(_REQUESTS, 2)
         self.forget()
 
     def forget(self) -> None:
@@ -79,7 +110,6 @@ class Predictor:
         self._batches.clear()
         self._ends.clear()
         self._slacks.clear()
-        self._new_batches = self._new_ends = 0
         self.costs = self._fitted
         self.slowdown = self.stretch = 1.0
         self.margin_s = self.safe_margin_s = 0.0
@@ -103,9 +133,8 @@ class Predictor:
             turn_s: seconds until the next batch could begin.
         """
         fitted_s = max(_seconds(self._fitted, samples, ids), _SHORTEST)
-        self._batches.append(_Batch(fitted_s, model_s, turn_s))
-        self._new_batches += 1
-        if self._new_batches >= _BATCHES_BETWEEN:
+        self._batches.add(fitted_s, model_s, turn_s)
+        if self._batches.added % _BATCHES_BETWEEN == 0:
             self._correct()
 
     def observe_slack(self, slack_s: float) -> None:
@@ -114,7 +143,7 @@ class Predictor:
         Args:
             slack_s: seconds from its predicted end to its deadline.
         """
-        self._slacks.append((time.monotonic(), slack_s))
+        self._slacks.add(time.monotonic(), slack_s)
 
     def observe_end(self, delay_s: float) -> None:
         """Takes the end of a request into account.
@@ -123,18 +152,15 @@ class Predictor:
             delay_s: seconds after its predicted end.
         """
         now = time.monotonic()
-        self._ends.append((now, delay_s))
-        self._new_ends += 1
-        if self._new_ends >= _REQUESTS_BETWEEN:
-            self._new_ends = 0
+        self._ends.add(now, delay_s)
+        if self._ends.added % _REQUESTS_BETWEEN == 0:
             since = now - _OUT_OF_DATE
-            delays = np.array([each for at, each in self._ends if at >= since])
-            slacks = np.array([each for at, each in self._slacks if at >= since])
-            self.safe_margin_s, self.margin_s = _margins(delays, slacks)
+            self.safe_margin_s, self.margin_s = _margins(
+                self._ends.since(since), self._slacks.since(since)
+            )
 
     def _correct(self) -> None:
-        self._new_batches = 0
-        fitted_s, model_s, turn_s = np.array(self._batches).T
+        fitted_s, model_s, turn_s = self._batches.columns()
         self.slowdown = float(np.median(model_s / fitted_s))
         self.costs = Costs(*(self.slowdown * each for each in self._fitted))
         expected_s = max(float(self.slowdown * fitted_s.sum()), _SHORTEST)

@@ -1,6 +1,7 @@
 """Batches of several requests: their features as one, and its outputs as theirs."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,10 +73,7 @@ def ids_of(requests: Sequence[Features], keys: list[str]) -> KeyedJaggedTensor:
         requests: features of each request.
         keys: names of the features.
     """
-    weights = None
-    if requests[0].weights is not None:
-        weights = torch.from_numpy(_by_key([_weights(each) for each in requests], requests, keys))
-    values = torch.from_numpy(_by_key([each.values for each in requests], requests, keys))
+    values, weights = _by_key(requests, len(keys))
     if not any(any(each.broadcast) for each in requests):
         of_keys = [each.lengths.reshape(len(keys), -1) for each in requests]
         lengths = torch.from_numpy(np.concatenate(of_keys, axis=1).reshape(-1))
@@ -102,30 +100,32 @@ def ids_of(requests: Sequence[Features], keys: list[str]) -> KeyedJaggedTensor:
     )
 
 
-def _weights(features: Features) -> NDArray[np.float32]:
-    assert features.weights is not None
-    return features.weights
-
-
 def _rows(features: Features) -> list[int]:
     return [1 if each else features.samples for each in features.broadcast]
 
 
-def _by_key(
-    arrays: Sequence[NDArray[Any]], requests: Sequence[Features], keys: Sequence[str]
-) -> NDArray[Any]:
-    """Returns something of each id, key after key, of all requests for each key. It is a copy."""
-    if len(arrays) == 1:
-        return np.array(arrays[0])
-    ends = [each.counts.cumsum().tolist() for each in requests]
-    begins = [[0, *each[:-1]] for each in ends]
-    return np.concatenate(
-        [
-            array[begin[key] : end[key]]
-            for key in range(len(keys))
-            for array, begin, end in zip(arrays, begins, ends, strict=True)
-        ]
+def _by_key(requests: Sequence[Features], keys: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns all ids, and their weights if they have some, key after key, of all requests for each
+    key. They are copies: a model may write to them, and a request be asked again."""
+    values = [torch.from_numpy(each.values) for each in requests]
+    weights = [torch.from_numpy(each.weights) for each in requests if each.weights is not None]
+    if len(requests) == 1:
+        return values[0].clone(), weights[0].clone() if weights else None
+    counts = torch.from_numpy(np.concatenate([each.counts for each in requests]))
+    _, by_key, weights_by_key = torch.ops.fbgemm.permute_1D_sparse_data(
+        _key_after_key(len(requests), keys),
+        counts,
+        torch.cat(values),
+        torch.cat(weights) if weights else None,
     )
+    return by_key, weights_by_key
+
+
+@lru_cache(64)
+def _key_after_key(requests: int, keys: int) -> torch.Tensor:
+    """Returns the places of what requests have for each key, one after the other, in a list that
+    has the first request's first."""
+    return torch.arange(requests * keys, dtype=torch.int32).reshape(requests, keys).T.flatten()
 
 
 def _inverse(requests: Sequence[Features], rows: NDArray[np.int64]) -> NDArray[np.int64]:

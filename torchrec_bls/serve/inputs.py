@@ -7,9 +7,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from torchrec_bls import _native
 from torchrec_bls.direct.offers.collections import collections_of
 from torchrec_bls.serve.heads import RequestHead, TensorHead
 from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
@@ -127,7 +129,7 @@ class ModelInputs:
         self.dense_columns = dense_columns
         self.is_weighted = is_weighted
         self.max_samples = max_samples
-        self._rows = np.array([each.rows for each in features], dtype=np.uint64)
+        self._rows = [each.rows for each in features]
 
     def tensors(self) -> list[dict[str, Any]]:
         """Returns the tensors of a request with all features at once, and those of each feature,
@@ -165,26 +167,32 @@ class ModelInputs:
 
         Args:
             layout: where they are.
-            contents: elements of each tensor, [elements]. Views are kept.
+            contents: elements of each tensor, [elements]. Of dense features a view is kept.
 
         Raises:
             RequestError: an id is out of range, or lengths do not fit.
         """
         places, samples = layout.places, layout.samples
-        if len(places) == 1 and len(self.features) > 1:
-            broadcast: tuple[bool, ...] = (False,) * len(self.features)
-        else:
-            broadcast = tuple(place.broadcast for place in places)
+        values = [contents[place.values] for place in places]
         lengths = [
             np.full(1 if place.broadcast else samples, place.fixed, dtype=np.int32)
             if place.lengths is None
             else contents[place.lengths]
             for place in places
         ]
-        values = [contents[place.values] for place in places]
-        counts = self._counts(lengths, values)
-        joined = values[0] if len(values) == 1 else np.concatenate(values)
-        self._check_ids(joined, counts)
+        if len(places) == len(self.features):
+            broadcast = tuple(place.broadcast for place in places)
+        else:
+            broadcast = (False,) * len(self.features)
+        # Copies, since native code reads no numbers that begin at any byte, nor those of `bytes`.
+        all_values, all_lengths = np.concatenate(values), np.concatenate(lengths)
+        if len(places) == 1:
+            name = self.features[0].name if len(self.features) == 1 else ALL
+            counts = self._checked(name, range(len(self.features)), all_lengths, all_values)
+        elif any(broadcast):
+            counts = self._checked_alone(lengths, values)
+        else:
+            counts = self._checked_together(lengths, values, all_lengths, all_values)
         dense = None
         if layout.dense is not None:
             dense = contents[layout.dense].reshape(-1, self.dense_columns)
@@ -193,42 +201,85 @@ class ModelInputs:
         return Features(
             samples,
             dense,
-            joined,
-            lengths[0] if len(lengths) == 1 else np.concatenate(lengths),
+            all_values,
+            all_lengths,
             self._weights(places, contents) if self.is_weighted else None,
-            counts,
+            np.array(counts, dtype=np.int64),
             broadcast,
         )
 
-    def _counts(
-        self, lengths: Sequence[NDArray[np.int32]], values: Sequence[NDArray[np.int64]]
-    ) -> NDArray[np.int64]:
-        """Returns the number of ids of each feature."""
-        for number, (of_samples, ids) in enumerate(zip(lengths, values, strict=True)):
-            name = self.features[number].name if len(values) == len(self.features) else ALL
-            if of_samples.size and of_samples.min() < 0:
-                raise bad(f"tensor '{name}.lengths' has negative lengths")
-            if (total := int(of_samples.sum(dtype=np.int64))) != ids.size:
-                raise bad(
-                    f"tensor '{name}.lengths' counts {total} ids, but '{name}.values' has "
-                    f"{ids.size}"
-                )
-        if len(lengths) == 1:
-            shape = len(self.features), lengths[0].size // len(self.features)
-            counts: NDArray[np.int64] = lengths[0].reshape(shape).sum(axis=1, dtype=np.int64)
-            return counts
-        return np.array([ids.size for ids in values], dtype=np.int64)
+    def _checked_together(
+        self,
+        lengths: Sequence[NDArray[np.int32]],
+        values: Sequence[NDArray[np.int64]],
+        all_lengths: NDArray[np.int32],
+        all_values: NDArray[np.int64],
+    ) -> list[int]:
+        """Returns the number of ids of each feature, of features that all have a sample for each of
+        the request: what is wrong is told of one of them alone, but seldom."""
+        try:
+            counts, found = self._check(range(len(self.features)), all_lengths, all_values)
+        except ValueError:
+            return self._checked_alone(lengths, values)
+        if found is not None or counts != [each.size for each in values]:
+            return self._checked_alone(lengths, values)
+        return counts
 
-    def _check_ids(self, values: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        # A negative one is a large number without a sign.
-        wrong = values.view(np.uint64) >= np.repeat(self._rows, counts)
-        if wrong.any():
-            place = int(wrong.argmax())
-            feature = self.features[int(np.searchsorted(counts.cumsum(), place, side="right"))]
+    def _checked_alone(
+        self, lengths: Sequence[NDArray[np.int32]], values: Sequence[NDArray[np.int64]]
+    ) -> list[int]:
+        """Returns the number of ids of each feature."""
+        counts = []
+        for number, each in enumerate(zip(lengths, values, strict=True)):
+            own = range(number, number + 1)
+            counts += self._checked(self.features[number].name, own, *map(np.array, each))
+        return counts
+
+    def _checked(
+        self,
+        name: str,
+        numbers: range,
+        lengths: NDArray[np.int32],
+        values: NDArray[np.int64],
+    ) -> list[int]:
+        """Returns the number of ids of some features.
+
+        Args:
+            name: prefix of their tensors.
+            numbers: their numbers.
+            lengths: numbers of ids of their samples, feature after feature.
+            values: the ids.
+
+        Raises:
+            RequestError: lengths and ids do not fit each other, or an id is out of range.
+        """
+        try:
+            counts, found = self._check(numbers, lengths, values)
+        except ValueError:
+            if lengths.min(initial=0) < 0:
+                raise bad(f"tensor '{name}.lengths' has negative lengths") from None
             raise bad(
-                f"feature '{feature.name}' has id {int(values[place])}, but its table has "
-                f"{feature.rows} rows"
+                f"tensor '{name}.lengths' counts {lengths.sum(dtype=np.int64)} ids, but "
+                f"'{name}.values' has {values.size}"
+            ) from None
+        if found is not None:
+            number, _, value = found
+            feature = self.features[numbers[number]]
+            raise bad(
+                f"feature '{feature.name}' has id {value}, but its table has {feature.rows} rows"
             )
+        return counts
+
+    def _check(
+        self, numbers: range, lengths: NDArray[np.int32], values: NDArray[np.int64]
+    ) -> tuple[list[int], tuple[int, int, int] | None]:
+        return _native.check_ids(
+            torch.from_numpy(lengths),
+            torch.from_numpy(values),
+            None,
+            lengths.size // len(numbers),
+            self._rows[numbers.start : numbers.stop],
+        )
 
     def _weights(
         self, places: Sequence[_Place], contents: Sequence[NDArray[Any]]
@@ -239,7 +290,7 @@ class ModelInputs:
             else contents[place.weights]
             for place in places
         ]
-        joined: NDArray[np.float32] = weights[0] if len(weights) == 1 else np.concatenate(weights)
+        joined: NDArray[np.float32] = np.concatenate(weights)
         if not np.isfinite(joined).all():
             raise bad("weights of ids are NaN or infinite")
         return joined

@@ -1,8 +1,9 @@
 """The service and its peers under the same traffic: capacity, overload, and memory of tables.
 
-One core is the server's with all its processes, the other the generator's. Needs the record of
-`benchmarks.serve.peers.grid`. A run that was stopped goes on with the next server, if it gets the
-same file.
+One core is the server's with all its processes, the other the generator's. Servers run one after
+the other, and a machine may change its speed meanwhile: those that are close to the service have
+their turns in several rounds. Needs the record of `benchmarks.serve.peers.grid`. A run that was
+stopped goes on with the next server, if it gets the same file.
 """
 
 import contextlib
@@ -19,17 +20,18 @@ from benchmarks.serve.capacity import Run, capacity, valid
 from benchmarks.serve.generator import Encode, Generator, Load, open_inference
 from benchmarks.serve.outcome import Outcome
 from benchmarks.serve.peers import grid
-from benchmarks.serve.peers.page import OURS, OURS_AGAIN, section
+from benchmarks.serve.peers.page import OURS, section
 from benchmarks.serve.peers.running import PEERS, running
 from benchmarks.serve.peers.serving import Batching, Serving
 from benchmarks.serve.service import GENERATOR_CORE, Service, free_port, served
 
-FULL = {"rows": shape.ROWS, "first": 300.0, "step_s": 4.0, "run_s": 8.0}
+FULL = {"rows": shape.ROWS, "first": 300.0, "step_s": 4.0, "run_s": 8.0, "rounds": 3}
 # Without a search, and with any setting of a peer: it shows that all runs.
-QUICK = {"rows": shape.QUICK_ROWS, "first": 50.0, "step_s": 0.0, "run_s": 0.5}
+QUICK = {"rows": shape.QUICK_ROWS, "first": 50.0, "step_s": 0.0, "run_s": 0.5, "rounds": 2}
 #: Shares of the service's capacity at which all are loaded, and of each one's own.
 OF_OURS, OF_OWN = (1.5, 3.0), (3.0,)
-
+# Share of the service's capacity in the first round from which on a peer has more rounds.
+_CLOSE = 0.6
 _DEADLINE_MS = round(1000 * shape.DEADLINE_S)
 
 
@@ -52,33 +54,52 @@ def _server(
 
 
 def measure(
-    server: tuple[Service, Encode], settings: dict[str, Any], ours: float | None
+    server: tuple[Service, Encode], settings: dict[str, Any], first: float, ours: float | None
 ) -> dict[str, Any]:
     """Capacity of a server, and what it does at shares of that of the service and of its own.
 
     Args:
         server: which runs.
         settings: rows, and how long to load it.
+        first: rate that is tried first, requests/s.
         ours: capacity of the service, requests/s; None: this is the service.
     """
-    service, encode = server
-    first, run_s = settings["first"], settings["run_s"]
-    load = Load(service.url, encode, settings["rows"], GENERATOR_CORE, servers=service.processes)
-    with Generator(load) as generator:
-        grid.warmed(generator.run, first)
-        result: dict[str, Any] = {"capacity": first}
-        run: Run = generator.run
-        if settings["step_s"]:
-            found = capacity(run, first, settings["step_s"], run_s)
-            result = {"capacity": found.rate, "confirmed": [*map(_figures, found.confirmed)]}
-            run = functools.partial(valid, generator.run)
+    with _loaded(server, settings["rows"], first) as load:
+        result, run = _capacity(load, settings, first)
         rates = [("ours", share, share * (ours or result["capacity"])) for share in OF_OURS]
         if ours is not None:
             rates += [("own", share, share * result["capacity"]) for share in OF_OWN]
         result["overload"] = [
-            {"of": of, "share": share, **_figures(run(rate, run_s, 0))} for of, share, rate in rates
+            {"of": of, "share": share, **_figures(run(rate, settings["run_s"], 0))}
+            for of, share, rate in rates
         ]
-    return {**result, "pss_bytes": _pss_bytes(service.processes)}
+    return {**result, "pss_bytes": _pss_bytes(server[0].processes)}
+
+
+def measure_again(
+    server: tuple[Service, Encode], settings: dict[str, Any], first: float
+) -> dict[str, Any]:
+    """Capacity of a server in another round, see `measure`."""
+    with _loaded(server, settings["rows"], first) as load:
+        return _capacity(load, settings, first)[0]
+
+
+@contextlib.contextmanager
+def _loaded(server: tuple[Service, Encode], rows: int, first: float) -> Iterator[Run]:
+    service, encode = server
+    load = Load(service.url, encode, rows, GENERATOR_CORE, servers=service.processes)
+    with Generator(load) as generator:
+        grid.warmed(generator.run, min(first, FULL["first"]))
+        yield generator.run
+
+
+def _capacity(run: Run, settings: dict[str, Any], first: float) -> tuple[dict[str, Any], Run]:
+    """The capacity, and what loads the server in runs that are not void."""
+    if not settings["step_s"]:
+        return {"capacity": first}, run
+    found = capacity(run, first, settings["step_s"], settings["run_s"])
+    figures = [*map(_figures, found.confirmed)]
+    return {"capacity": found.rate, "confirmed": figures}, functools.partial(valid, run)
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:
@@ -128,20 +149,33 @@ def main() -> None:
         small, whole = Path(folder) / "small", Path(folder) / "whole"
         model.write_checkpoint(small, shape.QUICK_ROWS)
         model.write_checkpoint(whole, settings["rows"])
-        done = {(each["tables"], each["server"]): each for each in kept.raw["results"]}
+        done = {
+            (each["tables"], each["server"], each["round"]): each for each in kept.raw["results"]
+        }
         for tables in model.BUILDS[settings["rows"]]:
             ours = None
-            for name in (OURS, *PEERS, OURS_AGAIN):
-                setting = batching.get(name)
-                if (tables, name) not in done:
-                    with _server(name, tables, settings["rows"], whole, setting) as server:
-                        result = measure(server, settings, ours)
-                    with _server(name, tables, shape.QUICK_ROWS, small, setting) as server:
-                        without = _pss_without_tables(server, settings["first"])
-                    done[tables, name] = {"tables": tables, "server": name, **result}
-                    done[tables, name]["pss_without_tables_bytes"] = without
-                    kept.add(done[tables, name])
-                ours = ours or done[tables, OURS]["capacity"]
+            for number in range(settings["rounds"]):
+                for name in (OURS, *PEERS):
+                    before = done.get((tables, name, number - 1))
+                    if number and (before is None or before["capacity"] < _CLOSE * (ours or 0)):
+                        continue
+                    if (tables, name, number) not in done:
+                        first = before["capacity"] if before else settings["first"]
+                        setting = batching.get(name)
+                        with _server(name, tables, settings["rows"], whole, setting) as server:
+                            result = (
+                                measure_again(server, settings, first)
+                                if number
+                                else measure(server, settings, first, ours)
+                            )
+                        if not number:
+                            with _server(name, tables, shape.QUICK_ROWS, small, setting) as server:
+                                without = _pss_without_tables(server, settings["first"])
+                            result["pss_without_tables_bytes"] = without
+                        result = {"tables": tables, "server": name, "round": number, **result}
+                        done[tables, name, number] = result
+                        kept.add(result)
+                    ours = ours or done[tables, OURS, 0]["capacity"]
         print(section(kept.raw))
 
 

@@ -68,6 +68,7 @@ class Argument(NamedTuple):
 INTEGERS, ROW = torch.ones(4, dtype=torch.int64), torch.zeros(4, 2)
 BYTES = torch.zeros(64, dtype=torch.uint8)
 READ = torch.zeros(1, dtype=torch.int64)
+PAIRS = torch.zeros(4, 2, 2)
 ARGUMENTS = {
     "check_ids lengths": Argument(
         "lengths", lambda t: _native.check_ids(t, VALUES, None, 2, [4, 4]), LENGTHS
@@ -103,6 +104,21 @@ ARGUMENTS = {
         "out",
         lambda t: _native.sum_rows(tables(), looked_up(), t),
         torch.zeros(2, 4),
+        "contiguous matrix",
+    ),
+    "dot_products first": Argument(
+        "first",
+        lambda t: _native.dot_products(t, PAIRS, torch.zeros(4, 5)),
+        ROW,
+        "contiguous matrix",
+    ),
+    "dot_products others": Argument(
+        "others", lambda t: _native.dot_products(ROW, t, torch.zeros(4, 5)), PAIRS
+    ),
+    "dot_products out": Argument(
+        "out",
+        lambda t: _native.dot_products(ROW, PAIRS, t),
+        torch.zeros(4, 5),
         "contiguous matrix",
     ),
     "copy_rows_directly out": Argument(
@@ -192,6 +208,18 @@ def test_tensors_that_can_not_be_read_or_written_are_refused(name: str) -> None:
         (
             lambda: _native.copy_table_rows(tables(), looked_up(), torch.zeros(3, 2)),
             "out has 3 rows, but must have 4",
+        ),
+        (
+            lambda: _native.dot_products(ROW, torch.zeros(3, 2, 2), torch.zeros(4, 5)),
+            "others has 12 items, but must have 8",
+        ),
+        (
+            lambda: _native.dot_products(ROW, PAIRS, torch.zeros(3, 5)),
+            "out has 3 rows, but must have 4",
+        ),
+        (
+            lambda: _native.dot_products(ROW, PAIRS, torch.zeros(4, 4)),
+            "out has 4 columns, but must have 5",
         ),
         (
             lambda: _native.sum_rows(tables(), looked_up(), torch.zeros(2, 3)),

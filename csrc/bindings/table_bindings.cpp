@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/tensors/tensor_argument.h"
+#include "lookup/kernels/dot_products.h"
 #include "lookup/pooled_rows.h"
 #include "lookup/table_rows.h"
 #include "messages/ids/batch_ids.h"
@@ -96,9 +97,28 @@ size_t rows_for(int rank, const BatchIds& ids) {
   return rows;
 }
 
+void dot_products(const Tensor& first, const Tensor& others, const Tensor& out) {
+  const TensorRows of_first = rows_of(first, "first", kFloat32);
+  const TensorItems of_others = items_of(others, "others", kFloat32);
+  const TensorRows to = rows_of(out, "out", kFloat32);
+  const size_t values = of_first.rows * of_first.columns;
+  const size_t count = values > 0 ? of_others.count / values : 0;
+  check_count("others", of_others.count, values * count, "items");
+  check_rows("out", to, of_first.rows);
+  if (of_first.rows == 0) return;
+  check_count("out", to.columns, of_first.columns + count * (count + 1) / 2, "columns");
+  const Rows rows{of_first.as<float>(), of_others.as<float>(), of_first.rows, count,
+                  of_first.columns};
+  const py::gil_scoped_release release;
+  dot_products(rows, to.as<float>());
+}
+
 }  // namespace
 
 void bind_tables(py::module_& module) {
+  module.def("dot_products",
+             py::overload_cast<const Tensor&, const Tensor&, const Tensor&>(&dot_products),
+             py::arg("first"), py::arg("others"), py::arg("out"));
   py::class_<Tables>(module, "Tables")
       .def(py::init<const std::vector<std::pair<Tensor, bool>>&>(), py::arg("tables"))
       .def_static("stored", &Tables::stored, py::arg("tables"))

@@ -5,20 +5,18 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
 from torchrec_bls.direct.reads.attached_collection import AttachedCollection
 from torchrec_bls.errors import named
-
-#: Samples, ids and seconds of batches of several sizes, see `measured`.
-Measured = Sequence[tuple[int, int, float]]
+from torchrec_bls.serve.fused import DotProducts
+from torchrec_bls.serve.model_calls import ENOUGH, Measured, times_as_fast
 
 #: Folder beside a checkpoint that keeps compiled code for the next start.
 FOLDER = ".torchrec-bls-compiled"
-# Factor by which batches have to be faster, the geometric mean of all sizes.
-_ENOUGH = 1.05
+# Modules that native code runs, for which there is nothing to compile.
+_NATIVE = AttachedCollection, DotProducts
 
 
 def compile_if_faster(
@@ -55,9 +53,8 @@ def compile_if_faster(
     except Exception as error:
         _undo(parts)
         return plain, f"the dense part is not compiled: {named(error)}"
-    ratios = [before / after for (*_, before), (*_, after) in zip(plain, compiled, strict=True)]
-    factor = float(np.exp(np.mean(np.log(ratios))))
-    if factor < _ENOUGH:
+    factor = times_as_fast(plain, compiled)
+    if factor < ENOUGH:
         _undo(parts)
         return plain, f"the dense part is left as it is: compiled, it is {factor:.2f} times as fast"
     torch.compiler.set_stance("eager_on_recompile")
@@ -65,8 +62,10 @@ def compile_if_faster(
 
 
 def dense_parts(model: nn.Module) -> list[nn.Module]:
-    """Returns the largest modules in a model that have no tables in them."""
-    if not any(isinstance(each, AttachedCollection) for each in model.modules()):
+    """Returns the largest modules in a model that have neither tables nor native code in them."""
+    if isinstance(model, _NATIVE):
+        return []
+    if not any(isinstance(each, _NATIVE) for each in model.modules()):
         return [model]
     return [part for child in model.children() for part in dense_parts(child)]
 

@@ -15,6 +15,10 @@ from torchrec_bls.direct.serving.reading_modules import reading_modules
 from torchrec_bls.serve.batches import dense_of, ids_of, outputs_of
 from torchrec_bls.serve.inputs import Features, ModelInputs
 
+#: Samples, ids and seconds of batches of several sizes, see `measured`.
+Measured = Sequence[tuple[int, int, float]]
+#: Factor by which a change has to make batches faster, so that it is kept.
+ENOUGH = 1.05
 # Sizes of the batches that predictions are fitted to: samples, and ids of each feature.
 _SAMPLES, _IDS = (1, 8, 32, 128), (1, 4)
 _WARMING, _MEASURED = 2, 5
@@ -151,6 +155,12 @@ def measured(calls: ModelCalls, inputs: ModelInputs) -> Iterator[tuple[int, int,
                 if number >= _WARMING:
                     seconds.append(time.perf_counter() - began)
             yield samples, batch.ids, float(np.median(seconds))
+
+
+def times_as_fast(before: Measured, after: Measured) -> float:
+    """Returns by which factor batches are faster, the geometric mean of all sizes."""
+    ratios = [a / b for (*_, a), (*_, b) in zip(before, after, strict=True)]
+    return float(np.exp(np.mean(np.log(ratios))))
 
 
 def _without_weights(

@@ -41,8 +41,9 @@ class Service:
         path: path of the keeper's socket, so that other processes can attach. None: one in a
             folder that is deleted at the end.
         dense_features: number of the model's dense features. None: it is found by calls.
-        compile: whether the dense part is compiled where that makes batches faster, which takes
-            a minute at the first start. The code is kept in a folder beside the checkpoint.
+        compile: whether the dense part is compiled, and TorchRec's DLRM takes fewer steps, where
+            that makes batches faster. It takes a minute at the first start: the code is kept in a
+            folder beside the checkpoint.
         access_log: whether a line is written for each request.
         workers: number of processes that answer requests. Each of them takes a core.
         front: "haproxy": a proxy in front of the workers gives each request to the one with the

@@ -11,9 +11,10 @@ from torchrec_bls.direct.serving.publishing import serving_state
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.direct.serving.serving_state import ServingState, Standing
 from torchrec_bls.errors import named
-from torchrec_bls.serve.compiled import Measured, compile_if_faster
+from torchrec_bls.serve.compiled import compile_if_faster
+from torchrec_bls.serve.fused import fuse_if_faster
 from torchrec_bls.serve.inputs import Features, ModelInputs, features_in
-from torchrec_bls.serve.model_calls import ModelCalls, made_up, measured
+from torchrec_bls.serve.model_calls import Measured, ModelCalls, made_up, measured
 from torchrec_bls.serve.predictor import Predictor
 from torchrec_bls.serve.processes.plan import Plan
 
@@ -99,6 +100,8 @@ def _times(plan: Plan, calls: ModelCalls, inputs: ModelInputs) -> Measured:
 
     if not plan.compile:
         return measure()
-    times, text = compile_if_faster(calls.model, measure, plan.checkpoint)
-    _log.info("%s", text)
+    fused = fuse_if_faster(calls.model, measure)
+    times, compiled = compile_if_faster(calls.model, measure, plan.checkpoint)
+    for text in filter(None, (fused, compiled)):
+        _log.info("%s", text)
     return times

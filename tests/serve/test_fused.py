@@ -111,11 +111,35 @@ def test_a_model_that_is_slower_so_is_left_as_it_is() -> None:
     assert all(a is b for a, b in zip(model.modules(), before, strict=True))
 
 
+@torch.no_grad()
+def test_a_model_that_fails_so_is_left_as_it_is() -> None:
+    model, request = dlrm(), asked(2)
+    before, plain = list(model.modules()), model(*request)
+
+    def measure() -> list[tuple[int, int, float]]:
+        if type(model.inter_arch) is DotProducts:
+            raise ZeroDivisionError("not so")
+        return FASTER
+
+    assert "left as it is: in fewer steps, ZeroDivisionError: not so" in fuse_if_faster(model, measure)
+    assert all(a is b for a, b in zip(model.modules(), before, strict=True))
+    assert torch.equal(model(*request), plain)
+
+
 def test_other_models_are_not_measured() -> None:
     class Other(InteractionArch):
         pass
 
     assert fuse_if_faster(nn.Sequential(Other(3), nn.Linear(2, 2)), lambda: 1 / 0) == ""
+
+
+def test_modules_that_do_something_else_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dlrm()
+    model.inter_arch.register_forward_hook(lambda *_: None)
+    monkeypatch.setattr(model.sparse_arch, "forward", lambda features: features)
+    before = list(model.modules())
+    assert fused(model) == ""
+    assert all(a is b for a, b in zip(model.modules(), before, strict=True))
 
 
 @torch.no_grad()

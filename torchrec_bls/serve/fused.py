@@ -8,6 +8,7 @@ from torchrec import KeyedJaggedTensor, KeyedTensor
 from torchrec.models.dlrm import InteractionArch, SparseArch
 
 from torchrec_bls import _native
+from torchrec_bls.errors import named
 from torchrec_bls.serve.model_calls import ENOUGH, Measured, times_as_fast
 
 
@@ -67,6 +68,8 @@ class Stacked(nn.Module):
         return values.reshape(self._shape)
 
 
+# A module, the name of one in it, and that one.
+_Place = tuple[nn.Module, str, nn.Module]
 # Modules of exactly these classes: others may do something else.
 _FUSED: dict[type[nn.Module], Callable[..., nn.Module]] = {
     InteractionArch: DotProducts,
@@ -92,19 +95,32 @@ def fuse_if_faster(model: nn.Module, measure: Callable[[], Measured]) -> str:
     before = measure()
     for parent, name, module in places:
         setattr(parent, name, _FUSED[type(module)](module))
-    factor = times_as_fast(before, measure())
+    try:
+        factor = times_as_fast(before, measure())
+    except Exception as error:
+        _undo(places)
+        return f"TorchRec's DLRM is left as it is: in fewer steps, {named(error)}"
     if factor < ENOUGH:
-        for parent, name, module in places:
-            setattr(parent, name, module)
+        _undo(places)
         return f"TorchRec's DLRM is left as it is: in fewer steps, it is {factor:.2f} times as fast"
     return f"TorchRec's DLRM takes fewer steps, which makes batches {factor:.2f} times as fast"
 
 
-def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+def _undo(places: list[_Place]) -> None:
+    for parent, name, module in places:
+        setattr(parent, name, module)
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
     for parent in model.modules():
         for name, module in parent.named_children():
-            if type(module) in _FUSED:
+            if type(module) in _FUSED and not _has_more(module):
                 yield parent, name, module
+
+
+def _has_more(module: nn.Module) -> bool:
+    """Returns whether somebody has changed what a call of the module does."""
+    return bool(module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module))
 
 
 def _can_be_read(dense_features: torch.Tensor, sparse_features: torch.Tensor) -> bool:

@@ -1,7 +1,8 @@
 """Asks a service to which random things happen: python -m tests.random_actions.service.
 
 Two workers behind a front. Processes are killed and stopped, new checkpoints come, some of which
-can't be served, code is loaded anew, requests are wrong or slow, descriptors run out.
+can't be served, code is loaded anew, requests are wrong or slow, descriptors run out, and so does
+the room for temporary files, if this is root.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +33,8 @@ WORKERS = ["worker 1", "worker 2"]
 # Bytes and descriptors by which processes may grow, from a tenth of the actions on: what grows with
 # each action grows by more.
 _MOST_GROWTH, _MOST_DESCRIPTORS = 64 << 20, 40
+# Where the service has its temporary files: if this is root, on a disk that is soon full.
+SMALL = "small"
 
 
 class Life:
@@ -69,6 +73,7 @@ class Life:
             self.renew: 0.3,
             self.renew_in_vain: 0.3,
             self.lack_descriptors: 0.3,
+            self.lack_room: 0.3 if (folder / SMALL).is_mount() else 0,
         }
 
     def act(self) -> None:
@@ -195,6 +200,22 @@ class Life:
             resource.prlimit(worker, resource.RLIMIT_NOFILE, limit)
         until(self._is_whole)
 
+    def lack_room(self) -> None:
+        """No file can be written for a while, in which the front dies."""
+        failures = self._service.log.count("the front can't be started")
+        before = self._service.only("front")
+        for each in (self._folder / SMALL).glob("*/haproxy.cfg"):
+            each.unlink()  # else there is room where it was
+        filler = self._folder / SMALL / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        os.kill(before, signal.SIGKILL)
+        until(lambda: self._service.log.count("the front can't be started") > failures)
+        filler.unlink()
+        until(lambda: self._service.named("front") not in ([], [before]))
+        self._ask_until(self._is_whole)
+
     def _replace(self, name: str, how: int) -> None:
         before = self._service.only(name)
         os.kill(before, how)
@@ -250,13 +271,31 @@ def used(service: Running) -> tuple[int, int]:
 def living(folder: Path, seed: int) -> Iterator[Life]:
     """Runs a service to which things may happen."""
     (folder / "new").mkdir()
+    (folder / SMALL).mkdir()
     checkpoint = ranker.write_checkpoint(folder, 1)
     options = ["--checkpoint", str(checkpoint), "--watch", str(folder / "new")]
     options += ["--deadline-ms", "1000", "--workers", "2", "--front", "haproxy"]
-    environment = {ranker.RAISE: str(folder / "raise")}
+    environment = {ranker.RAISE: str(folder / "raise"), "TMPDIR": str(folder / SMALL)}
     model = "tests.serve.ranker:build_poisonous_unless"
-    with running(folder, *options, model=model, environment=environment) as service:
+    with (
+        small_disk(folder / SMALL),
+        running(folder, *options, model=model, environment=environment) as service,
+    ):
         yield Life(service, folder, seed)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mounts a small disk, if this is root."""
+    if os.geteuid():
+        yield
+        return
+    disk = ["tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    subprocess.run(["mount", "-t", *disk], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def live(folder: Path, seed: int, actions: int) -> Counter[str]:

@@ -172,6 +172,22 @@ def test_another_one_knows_what_the_first_one_knew(asking: Asking, workers: list
     assert asking.ask() == (200, "1a")  # who connects waits for it
 
 
+def test_one_without_room_for_its_file_begins_later(
+    tmp_path: Path, asking: Asking, caplog: pytest.LogCaptureFixture
+):
+    process = asking.front._process
+    assert process is not None
+    (tmp_path / "haproxy.cfg").unlink()
+    (tmp_path / "haproxy.cfg").mkdir()
+    process.kill()
+    process.wait()
+    asking.tell(ONE, lambda: "the front can't be started: " in caplog.text)
+    assert not asking.front.pid
+    (tmp_path / "haproxy.cfg").rmdir()
+    asking.tell(ONE, lambda: asking.front.pid != 0)
+    assert asking.ask() == (200, "1a")
+
+
 def test_others_get_what_a_worker_holds_that_stands_still(asking: Asking, workers: list[Worker]):
     asking.tell(ONE, lambda: asking.ask() == (200, "1a"))
     workers[0].may_answer.clear()

@@ -197,8 +197,8 @@ class FrontProcess:
         self._began = self._obeyed = now
         self._told = dict(turns)
         config = self._places.folder / "haproxy.cfg"
-        config.write_text(self._configuration())
         try:
+            config.write_text(self._configuration())
             self._process = subprocess.Popen(
                 [self._program, "-db", "-f", str(config)],
                 stdin=subprocess.DEVNULL,
@@ -207,7 +207,7 @@ class FrontProcess:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
-        except OSError as error:  # no memory or descriptors, for now
+        except OSError as error:  # no memory, descriptors or room on the disk, for now
             self._pause.ended(now, now)
             _log.warning("the front can't be started: %s", error)
         else:

@@ -121,7 +121,9 @@ def test_a_model_that_fails_so_is_left_as_it_is() -> None:
             raise ZeroDivisionError("not so")
         return FASTER
 
-    assert "left as it is: in fewer steps, ZeroDivisionError: not so" in fuse_if_faster(model, measure)
+    assert "left as it is: in fewer steps, ZeroDivisionError: not so" in fuse_if_faster(
+        model, measure
+    )
     assert all(a is b for a, b in zip(model.modules(), before, strict=True))
     assert torch.equal(model(*request), plain)
 

@@ -1,9 +1,8 @@
-#include "lookup/kernels/sum_bags.h"
-
 #include <vector>
 
 #include "host/instruction_set.h"
 #include "lookup/kernels/dot_products.h"
+#include "lookup/kernels/sum_bags.h"
 #include "lookup/kernels/sum_parts.h"
 
 namespace bls {

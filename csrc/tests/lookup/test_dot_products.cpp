@@ -42,7 +42,8 @@ TEST_CASE("dot products have the same bits with all instruction sets") {
   for (const std::string_view name : instruction_sets()) {
     CAPTURE(name);
     use_instruction_set(name);
-    for (const size_t count : {0u, 1u, 2u, 3u, 6u, 7u, 8u, 14u, 15u, 16u, 17u, 26u, 31u, 32u, 53u}) {
+    for (const size_t count :
+         {0u, 1u, 2u, 3u, 6u, 7u, 8u, 14u, 15u, 16u, 17u, 26u, 31u, 32u, 53u}) {
       CAPTURE(count);
       for (const size_t columns : {1u, 3u, 4u, 5u, 16u, 30u, 64u}) {
         CAPTURE(columns);

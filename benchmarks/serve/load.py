@@ -1,8 +1,10 @@
 """The service under load: its capacity, and what it does below and above it.
 
-The service has one core, the generator another one.
+The service has one core, the generator another one. What it could answer in overload follows from
+the CPU that refusals leave, by what a refusal and an answer cost alone.
 """
 
+import dataclasses
 import functools
 import tempfile
 from collections import Counter
@@ -12,8 +14,8 @@ from typing import Any
 from benchmarks.harness import record
 from benchmarks.harness.statistics import Spread
 from benchmarks.serve import model, shape
-from benchmarks.serve.capacity import Run, capacity, valid
-from benchmarks.serve.generator import Generator, Load
+from benchmarks.serve.capacity import Capacity, Run, capacity, valid
+from benchmarks.serve.generator import Generator, Load, open_inference
 from benchmarks.serve.outcome import EARLY, PERCENTILES, REFUSALS, Outcome, latency_ms, table
 from benchmarks.serve.page import load_section
 from benchmarks.serve.service import served
@@ -41,6 +43,7 @@ def measure(load: Load, settings: dict[str, Any]) -> dict[str, Any]:
         if not warm.in_time + warm.late:
             raise RuntimeError(f"{load.url} answers nothing:\n{table(warm)}")
         run: Run = generator.run
+        found: Capacity | None = None
         if settings["step_s"]:
             found = capacity(run, first, settings["step_s"], run_s)
             result |= {
@@ -53,7 +56,35 @@ def measure(load: Load, settings: dict[str, Any]) -> dict[str, Any]:
             rate = level * result["capacity"]
             outcomes = [run(rate, run_s, seed) for seed in range(settings["repetitions"])]
             result["levels"].append({"level": level, "rate": rate, **_summary(outcomes)})
+    if found is not None:
+        result["refusal_ms"] = refusal_ms(load, result["capacity"], run_s)
+        of_answer_s = _answer_s(found.confirmed)
+        for level in result["levels"]:
+            refused_s = sum(level["refused"].values()) * result["refusal_ms"] / 1000
+            left = level["server_s"] - refused_s
+            level["allowed_rate"] = left / of_answer_s / (run_s * settings["repetitions"])
     return result
+
+
+def refusal_ms(load: Load, capacity: float, seconds: float) -> float:
+    """CPU of a refusal, by how much more a server takes for more of them. Nobody waits meanwhile.
+
+    Args:
+        load: of the server.
+        capacity: requests a second that it answers.
+        seconds: of each of two runs.
+    """
+    too_late = dataclasses.replace(load, encode=open_inference(load.url, 1e-6))
+    with Generator(too_late) as generator:
+        few, many = (valid(generator.run, level * capacity, seconds, 0) for level in (1.0, 3.0))
+    refusals = sum(many.refused.values()) - sum(few.refused.values())
+    return 1000 * (many.server_s - few.server_s) / refusals
+
+
+def _answer_s(outcomes: list[Outcome]) -> float:
+    """CPU seconds of an answer."""
+    answers = sum(each.in_time + each.late for each in outcomes)
+    return sum(each.server_s for each in outcomes) / answers
 
 
 def _summary(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -71,6 +102,7 @@ def _summary(outcomes: list[Outcome]) -> dict[str, Any]:
         "lag_p99_ms": Spread([each.lag_p99_ms for each in outcomes]),
         "generator_cores": Spread([each.generator_s / each.seconds for each in outcomes]),
         "server_cores": Spread([each.server_s / each.seconds for each in outcomes]),
+        "server_s": sum(each.server_s for each in outcomes),
     }
 
 

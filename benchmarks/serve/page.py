@@ -16,7 +16,8 @@ def load_section(record: Record) -> str:
         levels.sort(key=lambda level: float(level["level"]))
         rows += [_row(result["tables"], level) for level in levels]
     header = [
-        *("tables", "% of the capacity", "requests/s", "in time/s", "late, %", "refused, %"),
+        *("tables", "% of the capacity", "requests/s", "in time/s", "allowed/s"),
+        *("late, %", "refused, %"),
         *(
             "failed",
             *(f"p{percent:g}" for percent in PERCENTILES),
@@ -30,7 +31,8 @@ def load_section(record: Record) -> str:
         record,
         f"At most {1000 * settings['deadline_s']:g} ms from the intended send are in time; late is "
         "a share of the answers, refused of the requests; 504 is a request that was admitted and "
-        "became hopeless. Latencies in ms, over "
+        "became hopeless. Allowed is what the CPU would answer that refusals leave"
+        f"{_costs_of_refusals(record['results'])}. Latencies in ms, over "
         f"{settings['repetitions']} runs of {settings['run_s']:g} s; CPU of the service and of the "
         "generator in cores; else medians:",
         page.table(header, rows),
@@ -67,6 +69,11 @@ def refresh_section(record: Record) -> str:
     return page.section(record, checked, page.table(header, rows))
 
 
+def _costs_of_refusals(results: list[dict[str, Any]]) -> str:
+    costs = [f"{each['refusal_ms']:.3f}" for each in results if "refusal_ms" in each]
+    return f", of which one takes {' and '.join(costs)} ms" if costs else ""
+
+
 def _row(tables: str, level: dict[str, Any]) -> list[object]:
     refused = 100 * sum(level["refused"].values()) / max(1, level["offered"])
     return [
@@ -74,6 +81,7 @@ def _row(tables: str, level: dict[str, Any]) -> list[object]:
         f"{100 * level['level']:.0f}",
         f"{level['rate']:.0f}",
         f"{level['in_time_rate']['median']:.0f}",
+        f"{level['allowed_rate']:.0f}" if level.get("allowed_rate") and level["level"] > 1 else "",
         f"{level['late_percent']['median']:.2f}",
         f"{refused:.1f}",
         sum(level["failed"].values()),

@@ -1,6 +1,5 @@
 """What fits the model is read as the caller means it, and what does not is refused by its name."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +109,7 @@ CASES: dict[str, tuple[list[Any], str]] = {
         "tensor 'user' is broadcast, but has 0 samples, not 1",
     ),
     "broadcast of all": (
-        [dense(), *[(replace(h, broadcast=True), c) for h, c in ragged("ids", [0, 0, 0], [])]],
+        [dense(), *[(h._replace(broadcast=True), c) for h, c in ragged("ids", [0, 0, 0], [])]],
         "'ids.values' has all features, of which none can be broadcast",
     ),
     "lengths of features": (
@@ -260,7 +259,7 @@ def test_a_model_of_one_feature() -> None:
     found = read(inputs, ragged("ids", [2, 0, 1], [8, 7, 6]))
     assert (found.samples, found.counts.tolist()) == (3, [3])
     head, content = ragged("f", [2], [8, 7])
-    shared = [(replace(each, broadcast=True), array) for each, array in (head, content)]
+    shared = [(each._replace(broadcast=True), array) for each, array in (head, content)]
     assert read(inputs, shared).broadcast == (True,)
 
 

@@ -17,6 +17,7 @@ from torchrec_bls.serve.waiting import Answer, Part, Request, Waiting, joined, l
 
 MARGIN = 0.0005
 MOST_SAMPLES = 40
+COSTS = Costs(0.0005, 0.0001, 0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -140,6 +141,64 @@ def test_a_forecast_is_what_the_batches_will_show(
         assert foreseen.end == pytest.approx(ends[id(its_own)], abs=1e-9)
 
 
+def copy_of(waiting: Waiting) -> Waiting:
+    """Returns one that knows nothing but the requests and the costs."""
+    made = Waiting(waiting._predictor, MOST_SAMPLES)
+    made.is_overloaded = waiting.is_overloaded
+    made._requests = list(waiting._requests)
+    return made
+
+
+steps = st.lists(
+    st.one_of(
+        askings,
+        st.sampled_from(["next batch", "discard", "forget", "hopeless", "overload", "all"]),
+        all_costs,
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=300)
+@given(all_costs, steps, askings)
+def test_a_forecast_does_not_depend_on_those_before_it(
+    costs: Costs, steps: list[Asking | str | Costs], new: Asking
+) -> None:
+    waiting = waiting_of(costs, [])
+    for step in steps:
+        if isinstance(step, Asking):
+            waiting.add(request_of(step))
+        elif isinstance(step, Costs):
+            waiting._predictor.costs = step
+        elif step == "next batch":
+            for part in waiting.next_batch(0.0):
+                part.request.done = part.end
+        elif step == "discard" and waiting._requests:
+            waiting.discard(waiting._requests[len(waiting) // 2])
+        elif step == "forget" and waiting._requests:
+            waiting._requests[-1].answer.cancel()
+            waiting.forget_answered()
+        elif step == "hopeless":
+            waiting.hopeless(0.001)
+        elif step == "overload":
+            waiting.is_overloaded = not waiting.is_overloaded
+        elif step == "all":
+            waiting.take_all()
+        alone = copy_of(waiting)
+        assert waiting.forecast(*new, now=0.0) == alone.forecast(*new, now=0.0)
+        assert waiting.rest_s(0.0) == copy_of(waiting).rest_s(0.0)
+
+
+def test_a_later_forecast_is_as_much_later() -> None:
+    waiting = waiting_of(COSTS, [Asking(15, 0, 5.0)] * 3)
+    at_first = waiting.forecast(15, 0, 5.0, 0.0)
+    assert waiting.forecast(15, 0, 5.0, 0.25) == pytest.approx(
+        (at_first.end + 0.25, at_first.slack_s - 0.25, 0)
+    )
+    assert waiting.forecast(15, 0, 0.3, 0.25).end == pytest.approx(0.25 + 0.002)
+    assert waiting.rest_s(0.25) == pytest.approx(0.006)
+
+
 @given(all_costs, st.lists(askings, min_size=1, max_size=8), st.booleans())
 def test_all_are_answered_once_in_the_order_of_deadlines(
     costs: Costs, asked: list[Asking], is_overloaded: bool
@@ -164,9 +223,6 @@ def test_all_are_answered_once_in_the_order_of_deadlines(
         if len(batch.parts) > 1:
             assert batch.end - batch.begin <= longest + 1e-9
             assert batch.end <= batch.parts[0].request.deadline - MARGIN + 1e-9
-
-
-COSTS = Costs(0.0005, 0.0001, 0.0)
 
 
 def test_equal_deadlines_go_in_the_order_of_their_arrival() -> None:
@@ -211,7 +267,7 @@ def test_a_long_queue_tells_how_late() -> None:
     assert waiting.forecast(1, 0, 0.007, 0.0).late_s == pytest.approx(0.0001)
     # One with the earliest deadline would delay the three.
     assert waiting.forecast(15, 0, 0.005, 0.0).late_s == pytest.approx(0.0015)
-    assert waiting.rest_s() == pytest.approx(0.0045 * 1.25)
+    assert waiting.rest_s(0.0) == pytest.approx(0.0060)
 
 
 def test_what_comes_beside_the_model_and_a_margin_count_for_the_forecast() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -42,7 +42,7 @@ def connections(arrivals: Arrivals) -> type[asyncio.Protocol]:
 
 
 class _Transport:
-    """A transport that can send several writes as one."""
+    """A transport whose writes within the context of it leave as one."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -58,32 +58,30 @@ class _Transport:
             self._held.append(data)
 
     def close(self) -> None:
-        self.release()
+        self._release()
         self._transport.close()
 
-    def hold(self) -> None:
+    def __enter__(self) -> None:
         self._held = []
 
-    def release(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
         held, self._held = self._held, None
         if held:
             self._transport.write(b"".join(held))
 
 
-@contextmanager
-def one_write(scope: MutableMapping[str, Any]) -> Iterator[None]:
-    """Has what is sent within the context leave at once. uvicorn writes the head of a reply before
-    its body, and a worker that dies in between would have sent half of it.
+def one_write(scope: MutableMapping[str, Any]) -> AbstractContextManager[None]:
+    """Returns a context, of which all that is sent leaves at once. uvicorn writes the head of a
+    reply before its body, and a worker that dies in between would have sent half of it.
 
     Args:
         scope: scope of the request, as ASGI has it.
     """
-    transport = scope["state"][_CONNECTION].transport
-    transport.hold()
-    try:
-        yield
-    finally:
-        transport.release()
+    transport: _Transport = scope["state"][_CONNECTION].transport
+    return transport
 
 
 def arrived(scope: MutableMapping[str, Any]) -> float:

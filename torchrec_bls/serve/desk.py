@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,16 @@ _LONGEST = 60.0
 
 
 class Ticket:
-    """A request on its way.
+    """A request on its way. It is a context manager, which counts how the request ended: as the
+    exception says that leaves the context, or as answered.
 
     Args:
-        engine: engine that answers it.
+        desk: where it came in.
+        protocol: "http" or "grpc".
         arrived: moment of its arrival, in seconds of `time.monotonic()`.
 
     Attributes:
+        protocol: see above.
         arrived: see above.
         samples: its samples; 0 as long as they are not known.
         deadline: its deadline; infinite as long as that is not known.
@@ -41,18 +43,33 @@ class Ticket:
         behind_s: seconds that those behind it in its batch were to take.
     """
 
-    def __init__(self, engine: Engine, arrived: float) -> None:
-        self._engine = engine
+    def __init__(self, desk: "Desk", protocol: str, arrived: float) -> None:
+        self._desk = desk
+        self._engine = desk.engine
         self._layout: Layout | None = None
         self._request: Request | None = None
         self._version = ""
         self._has_left = False
+        self.protocol = protocol
         self.arrived = arrived
         self.samples = 0
         self.deadline = float("inf")
         self.predicted: float | None = None
         self.queue_s: float | None = None
         self.behind_s = 0.0
+
+    def __enter__(self) -> "Ticket":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            is_late = time.monotonic() > self.deadline
+            outcome = Outcome.LATE if is_late else Outcome.OK
+        elif isinstance(error, RequestError):
+            outcome = error.outcome
+        else:
+            outcome = Outcome.FAILED if isinstance(error, Exception) else Outcome.GONE
+        self._desk.ended(self, outcome)
 
     def admit(self, head: RequestHead) -> None:
         """Decides by its head whether it can be answered in time.
@@ -136,10 +153,8 @@ class Desk:
         self._observer = observer
         self._log = log
 
-    @contextmanager
-    def request(self, protocol: str, arrived: float, at_front: str = "") -> Iterator[Ticket]:
-        """Yields the ticket of a request, and counts how it ended: as the exception says, or as
-        answered.
+    def request(self, protocol: str, arrived: float, at_front: str = "") -> Ticket:
+        """Returns the ticket of a request.
 
         Args:
             protocol: "http" or "grpc".
@@ -147,26 +162,18 @@ class Desk:
             at_front: microseconds since 1970 at which it came to the front, of AT_FRONT.
         """
         self._last_arrival = time.monotonic()
-        ticket = Ticket(self.engine, self._arrival(arrived, at_front))
-        outcome = Outcome.GONE  # unless it ends otherwise
-        try:
-            yield ticket
-            outcome = Outcome.LATE if time.monotonic() > ticket.deadline else Outcome.OK
-        except RequestError as error:
-            outcome = error.outcome
-            raise
-        except Exception:
-            outcome = Outcome.FAILED
-            raise
-        finally:
-            self._observer.ended(outcome, ticket.arrived, ticket.queue_s)
-            if outcome is Outcome.REFUSED or outcome in _BY_TIME:
-                self.engine.decided(is_refused=outcome is Outcome.REFUSED)
-            if ticket.predicted is not None and outcome in _BY_TIME:
-                self.engine.ended(ticket.predicted + ticket.behind_s)
-            if self._log is not None:
-                seconds = time.monotonic() - ticket.arrived
-                self._log.write(protocol, outcome, seconds, ticket.samples, ticket.queue_s)
+        return Ticket(self, protocol, self._arrival(arrived, at_front))
+
+    def ended(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Counts how a request ended."""
+        self._observer.ended(outcome, ticket.arrived, ticket.queue_s)
+        if outcome is Outcome.REFUSED or outcome in _BY_TIME:
+            self.engine.decided(is_refused=outcome is Outcome.REFUSED)
+        if ticket.predicted is not None and outcome in _BY_TIME:
+            self.engine.ended(ticket.predicted + ticket.behind_s)
+        if self._log is not None:
+            seconds = time.monotonic() - ticket.arrived
+            self._log.write(ticket.protocol, outcome, seconds, ticket.samples, ticket.queue_s)
 
     async def await_quiet(self, seconds: float, most: float) -> None:
         """Waits until no request has come for a while from now on.

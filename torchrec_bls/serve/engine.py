@@ -111,7 +111,7 @@ class Engine:
         now = time.monotonic()
         if self.waiting >= _MOST_WAITING:
             text = f"{self.waiting} requests wait already"
-            raise RequestError(Outcome.REFUSED, text, self._waiting.rest_s())
+            raise RequestError(Outcome.REFUSED, text, self._waiting.rest_s(now))
         end, slack, late = self._waiting.forecast(samples, ids, deadline, now)
         if late > 0 and now - self._last_batch > _OUT_OF_DATE and not self.waiting:
             # Were all refused by a correction, no batch would ever show that it holds no more.
@@ -124,7 +124,7 @@ class Engine:
                 f"it would be late by {late * 1e3:.1f} ms: {self.waiting} requests wait, and "
                 f"it has {max(0.0, deadline - now) * 1e3:.1f} ms",
                 # Alone it would be late again.
-                max(late, self._waiting.rest_s()) if self.waiting else None,
+                max(late, self._waiting.rest_s(now)) if self.waiting else None,
             )
         return end
 
@@ -211,7 +211,7 @@ class Engine:
                     RequestError(
                         Outcome.EXPIRED,
                         "it was admitted, but batches before it took longer than was predicted",
-                        self._waiting.rest_s(),
+                        self._waiting.rest_s(time.monotonic()),
                     )
                 )
 

@@ -4,14 +4,13 @@ Names and datatypes are those of the Open Inference Protocol v2, of which HTTP a
 forms.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Tensors that a request may have: of each one something is done in Python.
 MOST_TENSORS = 4096
 
 
-@dataclass(frozen=True)
-class TensorHead:
+class TensorHead(NamedTuple):
     """A tensor of a request.
 
     Attributes:
@@ -27,8 +26,7 @@ class TensorHead:
     broadcast: bool = False
 
 
-@dataclass(frozen=True)
-class RequestHead:
+class RequestHead(NamedTuple):
     """A request without the contents of its tensors.
 
     Attributes:

@@ -29,5 +29,6 @@ class Refusals:
     @property
     def share(self) -> float:
         """Returns the share of those that are refused; 0 without requests."""
-        decided, refused = (a + b for a, b in zip(self._now, self._before, strict=True))
+        decided = self._now[0] + self._before[0]
+        refused = self._now[1] + self._before[1]
         return refused / decided if decided else 0.0

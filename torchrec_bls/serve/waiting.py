@@ -3,7 +3,7 @@
 import asyncio
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -56,8 +56,9 @@ class Forecast(NamedTuple):
     Attributes:
         end: predicted moment of its answer.
         slack_s: seconds from the predicted end to the deadline, of the one of it and those that it
-            delays that has fewest.
-        late_s: seconds by which it, or one that it delays, would be too late; 0 if none would be.
+            delays that has fewest; of them up to the first that would be too late.
+        late_s: seconds by which it, or the first one that it delays too much, would be too late; 0
+            if none would be.
     """
 
     end: float
@@ -125,6 +126,71 @@ class Part(NamedTuple):
     end: int
 
 
+class _Terms(NamedTuple):
+    """What decides which requests a batch takes, and how long.
+
+    Attributes:
+        fixed: seconds of a batch of any size.
+        of_sample: of each sample.
+        of_id: of each id.
+        stretch: factor of the time from one batch to the next over that.
+        longest: seconds that a batch may take without the factor.
+        max_samples: samples that it may have.
+    """
+
+    fixed: float
+    of_sample: float
+    of_id: float
+    stretch: float
+    longest: float
+    max_samples: int
+
+
+class _Batch(NamedTuple):
+    """A batch to come, with the requests that it has so far.
+
+    Attributes:
+        begin: when it begins.
+        first_deadline: deadline of its first request.
+        cost: seconds of the model for its requests, besides those of any batch.
+        samples: its samples.
+    """
+
+    begin: float
+    first_deadline: float = 0.0
+    cost: float = 0.0
+    samples: int = 0
+
+    def end(self, terms: _Terms) -> float:
+        """Returns when the next one can begin."""
+        return self.begin + terms.stretch * (terms.fixed + self.cost)
+
+    def with_next(self, terms: _Terms, samples: int, ids: float, deadline: float) -> "_Batch":
+        """Returns the batch that answers one request more: this one, or the next one."""
+        fixed, of_sample, of_id, stretch, longest, max_samples = terms
+        begin, first_deadline, cost, count = self
+        own = of_sample * samples + of_id * ids
+        if count:
+            total = fixed + cost + own
+            if (
+                total <= longest
+                and count + samples <= max_samples
+                and begin + stretch * total <= first_deadline - _MARGIN
+            ):
+                return _Batch(begin, first_deadline, cost + own, count + samples)
+            begin += stretch * (fixed + cost)
+        if fixed + own > longest and samples > 1:
+            # All its parts but the last one are batches of their own.
+            of_part = _part(samples, own, longest - fixed)
+            of_one = own / samples
+            parts = math.ceil((own - (longest - fixed)) / (of_one * of_part))
+            parts = min(parts, (samples - 1) // of_part)
+            begin += stretch * parts * (fixed + of_one * of_part)
+            samples -= parts * of_part
+            own = of_one * samples
+        return _Batch(begin, deadline, own, samples)
+
+
 class Waiting:
     """The requests that wait, the earliest deadline first.
 
@@ -143,27 +209,36 @@ class Waiting:
         self._max_samples = max_samples
         self.is_overloaded = False
         self._requests: list[Request] = []
+        # The last batch of the first requests, of none, one and so on: each that comes is placed
+        # behind those that wait, and most of them wait still when the next one comes.
+        self._batches: list[_Batch] = []
+        self._terms: _Terms | None = None  # by which these were made
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def add(self, request: Request) -> None:
         """Adds a request."""
-        self._requests.insert(self._place(request.deadline), request)
+        place = self._place(request.deadline)
+        self._requests.insert(place, request)
+        del self._batches[place + 1 :]
 
     def take_all(self) -> list[Request]:
         """Removes all requests, and returns them."""
         taken, self._requests = self._requests, []
+        self._batches.clear()
         return taken
 
     def forget_answered(self) -> None:
         """Removes requests that have their answer already, or whose callers have left."""
         self._requests = [each for each in self._requests if not each.answer.done()]
+        self._batches.clear()
 
     def discard(self, request: Request) -> None:
         """Removes a request, if it is there."""
         if request in self._requests:
             self._requests.remove(request)
+            self._batches.clear()
 
     def forecast(self, samples: int, ids: int, deadline: float, now: float) -> Forecast:
         """Returns what would become of a new request, and of those that it would delay.
@@ -174,60 +249,41 @@ class Waiting:
             deadline: its deadline.
             now: this moment.
         """
+        terms = self._upheld(now)
         place = self._place(deadline)
-        fixed, of_sample, of_id = self._predictor.costs
-        longest = longest_batch(fixed, self.is_overloaded)
-        predictor = self._predictor
-        stretch = predictor.stretch
-        margin = predictor.safe_margin_s if self.is_overloaded else predictor.margin_s
-        own_end = late = 0.0
+        # Batches begin later than those that were made some moments ago.
+        later = now - self._batches[0].begin
+        margin = self._predictor.safe_margin_s if self.is_overloaded else self._predictor.margin_s
+        own = batch = self._batch_of_first(place, terms).with_next(
+            terms, max(1, samples), ids, deadline
+        )
         slack = math.inf
-        is_own = False  # whether the batch has the new one
-        # A batch of `count` samples begins at `begin`, and takes the model `fixed + cost`.
-        begin, first_deadline, cost, count = now, 0.0, 0.0, 0
-        for number, (each_samples, each_ids, each_deadline) in enumerate(
-            self._with(place, max(1, samples), ids, deadline)
-        ):
-            own = of_sample * each_samples + of_id * each_ids
-            total = fixed + cost + own
-            if count and (
-                total > longest
-                or count + each_samples > self._max_samples
-                or begin + stretch * total > first_deadline - _MARGIN
-            ):
-                begin += stretch * (fixed + cost)
-                cost, count, total = 0.0, 0, fixed + own
-                is_own = False
-            is_own = is_own or number == place
-            if not count:
-                first_deadline = each_deadline
-                if total > longest and each_samples > 1:
-                    # All its parts but the last one are batches of their own.
-                    of_part = _part(each_samples, own, longest - fixed)
-                    of_one = own / each_samples
-                    parts = math.ceil((own - (longest - fixed)) / (of_one * of_part))
-                    parts = min(parts, (each_samples - 1) // of_part)
-                    begin += stretch * parts * (fixed + of_one * of_part)
-                    each_samples -= parts * of_part
-                    own = of_one * each_samples
-            cost += own
-            count += each_samples
-            if number >= place:
-                end = begin + stretch * (fixed + cost)
-                # A margin of more than half of its time would refuse it where nobody waits, and no
-                # end would ever show that less is enough.
-                own_margin = min(margin, max(0.0, (each_deadline - now) / 2))
-                own_slack = each_deadline - _MARGIN - end
-                slack, late = min(slack, own_slack), max(late, own_margin - own_slack)
-                own_end = end if is_own else own_end
-        return Forecast(own_end, slack, late)
+        late = 0.0
+        others = iter(self._requests[place:])
+        while True:
+            own_slack = deadline - _MARGIN - batch.end(terms) - later
+            # A margin of more than half of its time would refuse it where nobody waits, and no end
+            # would ever show that less is enough.
+            own_margin = min(margin, max(0.0, (deadline - now) / 2))
+            slack, late = min(slack, own_slack), max(late, own_margin - own_slack)
+            other = next(others, None)
+            if other is None or late > 0:  # one is enough to refuse it
+                return Forecast(own.end(terms) + later, slack, late)
+            deadline = other.deadline
+            last, batch = batch, batch.with_next(terms, other.samples, other.ids, deadline)
+            if own is last and batch.samples > other.samples:  # it joins that one
+                own = batch
 
-    def rest_s(self) -> float:
-        """Returns the seconds until all that wait would be answered."""
-        fixed, of_sample, of_id = self._predictor.costs
-        own = sum(of_sample * each.samples + of_id * each.ids for each in self._requests)
-        longest = longest_batch(fixed, self.is_overloaded)
-        return self._predictor.stretch * own * (1 + fixed / longest)
+    def rest_s(self, now: float) -> float:
+        """Returns the seconds until all that wait would be answered.
+
+        Args:
+            now: this moment.
+        """
+        if not self._requests:
+            return 0.0
+        terms = self._upheld(now)
+        return self._batch_of_first(len(self._requests), terms).end(terms) - self._batches[0].begin
 
     def hopeless(self, now: float) -> list[Request]:
         """Removes the first requests that can't be in time any more, and returns them."""
@@ -242,7 +298,9 @@ class Waiting:
                 self._requests,
             )
         )
-        del self._requests[: len(gone)]
+        if gone:
+            del self._requests[: len(gone)]
+            self._batches.clear()
         return gone
 
     def next_batch(self, now: float) -> list[Part]:
@@ -251,6 +309,7 @@ class Waiting:
         fixed, of_sample, of_id = self._predictor.costs
         stretch = self._predictor.stretch
         longest = longest_batch(fixed, self.is_overloaded)
+        self._batches.clear()
         taken: list[Part] = []
         cost, count = fixed, 0
         for each in self._requests:
@@ -273,15 +332,23 @@ class Waiting:
     def _place(self, deadline: float) -> int:
         return bisect_right(self._requests, deadline, key=lambda each: each.deadline)
 
-    def _with(
-        self, place: int, samples: int, ids: int, deadline: float
-    ) -> Iterator[tuple[int, float, float]]:
-        for number, each in enumerate(self._requests):
-            if number == place:
-                yield samples, ids, deadline
-            yield each.samples, each.ids, each.deadline
-        if place == len(self._requests):
-            yield samples, ids, deadline
+    def _upheld(self, now: float) -> _Terms:
+        """Returns the terms of now. Batches that others had made are forgotten."""
+        costs, stretch = self._predictor.costs, self._predictor.stretch
+        longest = longest_batch(costs.batch, self.is_overloaded)
+        terms = _Terms(*costs, stretch, longest, self._max_samples)
+        if terms != self._terms or not self._batches or not self._requests:
+            self._terms = terms
+            self._batches = [_Batch(now)]
+        return terms
+
+    def _batch_of_first(self, count: int, terms: _Terms) -> _Batch:
+        """Returns the last batch of as many requests as are given, which are the first ones."""
+        batches = self._batches
+        while len(batches) <= count:
+            each = self._requests[len(batches) - 1]
+            batches.append(batches[-1].with_next(terms, each.samples, each.ids, each.deadline))
+        return batches[count]
 
 
 def _part(samples: int, seconds: float, room: float) -> int:

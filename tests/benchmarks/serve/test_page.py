@@ -36,21 +36,23 @@ def test_levels_stand_in_order_with_the_capacity_among_them() -> None:
         "tables": "INT8",
         "capacity": 400.0,
         "confirmed": level(398.0, 0),
+        "refusal_ms": 0.0625,
         "levels": [
-            {"level": 0.5, "rate": 200.0, **level(200.0, 0)},
-            {"level": 3.0, "rate": 1200.0, **level(390.0, 699)},
+            {"level": 0.5, "rate": 200.0, "allowed_rate": 720.0, **level(200.0, 0)},
+            {"level": 3.0, "rate": 1200.0, "allowed_rate": 395.4, **level(390.0, 699)},
         ],
     }
     settings = {"deadline_s": 0.02, "repetitions": 3, "run_s": 20.0}
     text = load_section({"environment": ENVIRONMENT, "settings": settings, "results": [result]})
     assert "At most 20 ms from the intended send" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if "INT8" in line]
-    assert [row[1:4] for row in rows] == [
-        ["50", "200", "200"],
-        ["100", "400", "398"],
-        ["300", "1200", "390"],
+    assert "that refusals leave, of which one takes 0.062 ms." in text
+    assert [row[1:5] for row in rows] == [
+        ["50", "200", "200", ""],
+        ["100", "400", "398", ""],
+        ["300", "1200", "390", "395"],
     ]
-    assert rows[2][4:] == ["0.25", "70.0", "2", "2.0", "9.0", "12.0", "3.2", "1.2", "0.90", "0.12"]
+    assert rows[2][5:] == ["0.25", "70.0", "2", "2.0", "9.0", "12.0", "3.2", "1.2", "0.90", "0.12"]
 
 
 def test_refreshes_stand_beside_copies() -> None:

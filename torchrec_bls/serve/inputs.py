@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -357,8 +358,8 @@ class _Reading:
         return _Place(number, None, None, fixed, tensor.broadcast)
 
     def _ragged(self, prefix: str, features: int) -> _Place | None:
-        names = f"{prefix}.values", f"{prefix}.lengths", f"{prefix}.weights"
-        if not any(name in self._numbers for name in names):
+        names = _ragged_names(prefix)
+        if self._numbers.keys().isdisjoint(names):
             return None
         values, lengths = self._take(names[0], _VALUES, 1), self._take(names[1], _LENGTHS, 1)
         broadcast = self._tensors[values].broadcast or self._tensors[lengths].broadcast
@@ -411,6 +412,12 @@ class _Reading:
                 f"tensor '{name}' has {samples} samples, but '{self._samples_of}' has "
                 f"{self._samples}"
             )
+
+
+@cache
+def _ragged_names(prefix: str) -> tuple[str, str, str]:
+    """Returns the names of tensors of a feature, or of all. Features of models are few."""
+    return f"{prefix}.values", f"{prefix}.lengths", f"{prefix}.weights"
 
 
 def features_in(model: nn.Module) -> tuple[tuple[Feature, ...], bool]:

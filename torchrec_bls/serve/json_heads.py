@@ -92,8 +92,12 @@ class JsonHead:
             body.parameters.timeout,
             version,
             tuple(
-                TensorHead(each.name, each.datatype, tuple(each.shape), each.parameters.broadcast)
-                for each in body.inputs
+                [
+                    TensorHead(
+                        each.name, each.datatype, tuple(each.shape), each.parameters.broadcast
+                    )
+                    for each in body.inputs
+                ]
             ),
         )
         self.binary_bytes = 0

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchrec_bls.serve.inputs import Features
-from torchrec_bls.serve.predictor import Predictor
+from torchrec_bls.serve.predictor import Costs, Predictor
 
 #: Seconds that the model may take for a batch by prediction, see `longest_batch`: the longer, the
 #: more requests are answered. Meanwhile nobody is refused, so that where many are it may take less.
@@ -212,7 +212,9 @@ class Waiting:
         # The last batch of the first requests, of none, one and so on: each that comes is placed
         # behind those that wait, and most of them wait still when the next one comes.
         self._batches: list[_Batch] = []
-        self._terms: _Terms | None = None  # by which these were made
+        # By which these were made, and of which that follows.
+        self._terms = _Terms(0.0, 0.0, 0.0, 0.0, 0.0, max_samples)
+        self._told: tuple[Costs, float, bool] | None = None
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -334,13 +336,13 @@ class Waiting:
 
     def _upheld(self, now: float) -> _Terms:
         """Returns the terms of now. Batches that others had made are forgotten."""
-        costs, stretch = self._predictor.costs, self._predictor.stretch
-        longest = longest_batch(costs.batch, self.is_overloaded)
-        terms = _Terms(*costs, stretch, longest, self._max_samples)
-        if terms != self._terms or not self._batches or not self._requests:
-            self._terms = terms
+        told = self._predictor.costs, self._predictor.stretch, self.is_overloaded
+        if told != self._told or not self._batches or not self._requests:
+            costs, stretch, is_overloaded = self._told = told
+            longest = longest_batch(costs.batch, is_overloaded)
+            self._terms = _Terms(*costs, stretch, longest, self._max_samples)
             self._batches = [_Batch(now)]
-        return terms
+        return self._terms
 
     def _batch_of_first(self, count: int, terms: _Terms) -> _Batch:
         """Returns the last batch of as many requests as are given, which are the first ones."""

@@ -172,6 +172,36 @@ def test_another_one_knows_what_the_first_one_knew(asking: Asking, workers: list
     assert asking.ask() == (200, "1a")  # who connects waits for it
 
 
+def test_a_port_whose_connections_were_open_at_the_end_can_be_had_at_once(
+    tmp_path: Path, workers: list[Worker]
+):
+    with ExitStack() as stack:
+        http = stack.enter_context(held(HOST, 0, "--port"))
+        port = http.getsockname()[1]
+        places = Places(tmp_path, HOST, port, None, front=True)
+        front = stack.enter_context(FrontProcess(places, 2, Contract(), {"http": http}))
+        front.look(time.monotonic(), ONE)
+        caller = stack.enter_context(closing(HTTPConnection(HOST, port, timeout=PATIENCE)))
+
+        def answers() -> bool:
+            with suppress(OSError):
+                caller.request("GET", "/")
+                return caller.getresponse().read() == b"1a"
+            caller.close()
+            return False
+
+        until(answers)
+        with pytest.raises(OSError, match="cannot listen"), held(HOST, port, "--port"):
+            pass
+        process = front._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        http.close()
+        with held(HOST, port, "--port"):
+            pass
+
+
 def test_one_without_room_for_its_file_begins_later(
     tmp_path: Path, asking: Asking, caplog: pytest.LogCaptureFixture
 ):

@@ -199,6 +199,10 @@ class FrontProcess:
         config = self._places.folder / "haproxy.cfg"
         try:
             config.write_text(self._configuration())
+            for each in self._listeners.values():
+                # Else connections that it closes keep the next service from the port for a minute.
+                # Before it listens, that would let another service have the port.
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._process = subprocess.Popen(
                 [self._program, "-db", "-f", str(config)],
                 stdin=subprocess.DEVNULL,

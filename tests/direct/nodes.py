@@ -155,8 +155,8 @@ def started(folder: Path, ranks: int, served_by: str = FLOAT) -> Iterator[Nodes]
         nodes.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
+def until(condition: Callable[[], bool], deadline: float = DEADLINE) -> None:
+    end = time.monotonic() + deadline
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -129,9 +129,9 @@ class Running:
         return found
 
     def end(self) -> None:
-        """Ends it as an operator does, and checks that it leaves no process."""
+        """Ends it as Ctrl-C does, and checks that it leaves no process."""
         processes = descendants(self.pid)
-        self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGINT)
         assert self.process.wait(PATIENCE) == 0, self.log
         until(lambda: not any(is_alive(each) for each in processes))
 
@@ -147,6 +147,7 @@ def running(
     *options: str,
     model: str = "tests.serve.ranker:build",
     environment: Mapping[str, str] | None = None,
+    ports: Sequence[int] = (),
 ) -> Iterator[Running]:
     """Runs a service, and ends it.
 
@@ -155,22 +156,23 @@ def running(
         options: options of the command besides the model and the ports.
         model: where the function is that returns the model.
         environment: variables in addition to those of this process.
+        ports: its ports for HTTP and gRPC; none: such as are free.
     """
-    port, grpc_port = free_ports(2)
+    port, grpc_port = ports or free_ports(2)
     log = folder / "log.txt"
-    ports = ["--port", str(port), "--grpc-port", str(grpc_port)]
+    at = ["--port", str(port), "--grpc-port", str(grpc_port)]
     temporary = folder / "tmp"
     temporary.mkdir()
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*COMMAND, model, "--no-compile", *options, *ports],
+            [*COMMAND, model, "--no-compile", *options, *at],
             stdout=file,
             stderr=file,
             env={**os.environ, "TMPDIR": str(temporary), **(environment or {})},
         )
     service = Running(process, port, grpc_port, model.partition(":")[0].rpartition(".")[2], log)
     try:
-        until(lambda: process.poll() is not None or service.ready())
+        until(lambda: process.poll() is not None or service.ready(), PATIENCE)
         assert process.poll() is None, service.log
         yield service
         if process.poll() is None:

@@ -49,7 +49,7 @@ def page(
         state: what the process serves.
         tally: requests that have ended.
         status: what the supervisor says.
-        why_not_ready: why requests would be refused now; empty if they would not.
+        why_not_ready: why a proxy should send no requests here; empty if it should.
         deadline_ms: milliseconds that a request has if it says nothing else.
         up_s: seconds since the process began to serve.
     """

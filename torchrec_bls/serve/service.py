@@ -25,6 +25,9 @@ FRONTS = ("none", "haproxy")
 class Service:
     """Serves a model over HTTP and gRPC until the process gets SIGTERM or SIGINT.
 
+    With SIGTERM it answers on for 5 s, but says that it is not ready: proxies in front of it send
+    their requests elsewhere before it refuses any. With SIGINT it ends at once.
+
     Args:
         build: function that returns the model, not sharded, which another process can import. Its
             forward takes a KeyedJaggedTensor, or dense features and one. Its tables are float or
@@ -158,13 +161,16 @@ class Service:
 
 @contextmanager
 def _told_by_signals(orders: Orders) -> Iterator[None]:
+    def leave(*_: object) -> None:
+        orders.leave = True
+
     def end(*_: object) -> None:
         orders.end = True
 
     def renew(*_: object) -> None:
         orders.renew = True
 
-    told = {signal.SIGTERM: end, signal.SIGINT: end, signal.SIGHUP: renew}
+    told = {signal.SIGTERM: leave, signal.SIGINT: end, signal.SIGHUP: renew}
     before = {number: signal.signal(number, each) for number, each in told.items()}
     try:
         yield

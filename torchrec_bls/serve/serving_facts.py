@@ -61,7 +61,9 @@ class ServingFacts:
             raise RequestError(Outcome.UNKNOWN, f"no model '{model}' is served, but '{self.name}'")
 
     def why_not_ready(self) -> str:
-        """Returns why requests would be refused now; empty if they would not."""
+        """Returns why a proxy should send no requests here; empty if it should."""
+        if self._status().is_leaving:  # it answers them all the same
+            return "the service is about to end"
         drained_for = self._engine.drained_for
         return f"version '{drained_for}' is being made" if drained_for else ""
 

@@ -29,9 +29,11 @@ class Status(msgspec.Struct, tag=True):
         workers: how many workers there are to be.
         ready: how many answer requests.
         starts: how many workers have begun, by cause: "start", "renewal" or one of LOSSES.
+        is_leaving: whether the service is about to end.
     """
 
     refreshes: Refreshes
     workers: int
     ready: int
     starts: dict[str, int]
+    is_leaving: bool = False

@@ -27,7 +27,7 @@ MESSAGES: list[Message] = [
     Beat(),
     Attach(),
     Fork("3a"),
-    Status(Refreshes(2, "no memory"), 2, 1, {"death": 4}),
+    Status(Refreshes(2, "no memory"), 2, 1, {"death": 4}, is_leaving=True),
 ]
 
 

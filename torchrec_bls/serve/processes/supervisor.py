@@ -27,6 +27,8 @@ _SILENT = 1.0
 KILLED_AFTER = 4.0
 # Seconds between two looks after which nobody is blamed for silence: all may have stood still.
 _STOOD_STILL = 0.3
+#: Seconds for which a service that is told to end answers on, but says that it is not ready.
+LEAVING = 5.0
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, of linux/prctl.h
 _log = logging.getLogger(__name__)
 
@@ -36,10 +38,12 @@ class Orders:
     """What an operator wants.
 
     Attributes:
-        end: the service is to end.
+        leave: the service is to end once proxies in front of it have noticed.
+        end: the service is to end now.
         renew: all workers are to be replaced by those of a new zygote.
     """
 
+    leave: bool = False
     end: bool = False
     renew: bool = False
 
@@ -73,6 +77,7 @@ class Supervisor:
         self._starts: Counter[str] = Counter()
         self._has_served = False
         self._looked = time.monotonic()
+        self._leaves_by = float("inf")
         self._stack = ExitStack()
         with ExitStack() as stack:
             stack.enter_context(_orphans_come_here())
@@ -102,9 +107,19 @@ class Supervisor:
         Raises:
             RuntimeError: the service can't begin.
         """
-        while not self._orders.end:
+        while not self._has_left(time.monotonic()):
             self._look(time.monotonic())
             self._await_news()
+
+    def _has_left(self, now: float) -> bool:
+        """Returns whether the service is to end now."""
+        if self._orders.end or not self._orders.leave:
+            return self._orders.end
+        if self._leaves_by == float("inf"):
+            self._leaves_by = now + LEAVING
+            _log.info("not ready from now on: the service ends in %g s", LEAVING)
+        # Nobody waits for a service that answers nothing.
+        return now > self._leaves_by or not any(each.answers for each in self._places)
 
     def _look(self, now: float) -> None:
         if now - self._looked > _STOOD_STILL:
@@ -125,7 +140,13 @@ class Supervisor:
         if self._front is not None and self._has_served:
             turns = [each.turns for each in self._places]
             self._front.look(now, {name: turn for each in turns for name, turn in each.items()})
-        status = Status(self._keeper.refreshes, len(self._places), ready, dict(self._starts))
+        status = Status(
+            self._keeper.refreshes,
+            len(self._places),
+            ready,
+            dict(self._starts),
+            self._orders.leave,
+        )
         for place in self._places:
             place.tell(status)
         self._reap_orphans()

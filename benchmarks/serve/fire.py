@@ -6,6 +6,7 @@ and 504, or nothing within 2 s. Both workers have both cores, and the generator 
 of one.
 """
 
+import functools
 import os
 import shutil
 import signal
@@ -62,6 +63,34 @@ class Scenario:
     act: "Callable[[Fire, int], float | None]"
 
 
+def named(root: int, name: str) -> list[int]:
+    """Processes of a service whose names, as the kernel shows them, begin so."""
+    found = []
+    for process in family(root):
+        with suppress(OSError):
+            if Path(f"/proc/{process}/comm").read_text().startswith(name):
+                found.append(process)
+    return found
+
+
+def worker_answers(worker: int, folder: str | None = None, timeout_s: float = 1.0) -> bool:
+    """Whether the worker of this number says that it is ready, itself and not through a front.
+
+    Args:
+        worker: its number, from 1.
+        folder: of the service's temporary files, where it is not the usual one.
+        timeout_s: what it may take.
+    """
+    for path in Path(folder or tempfile.gettempdir()).glob(f"torchrec-bls-*/{worker}[ab].http"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+            connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: -\r\n\r\n")
+            if connection.recv(100).startswith(b"HTTP/1.1 200 "):
+                return True
+    return False
+
+
 class Fire:
     """What may happen to a service.
 
@@ -77,15 +106,6 @@ class Fire:
         self._directory = directory
         self.versions = {sources[0].name: sources[0]}
 
-    def named(self, name: str) -> list[int]:
-        """Processes of the service whose names, as the kernel shows them, begin so."""
-        found = []
-        for process in family(self._root):
-            with suppress(OSError):
-                if Path(f"/proc/{process}/comm").read_text().startswith(name):
-                    found.append(process)
-        return found
-
     def kill_worker(self, number: int) -> float:
         return self._replaced(number, signal.SIGKILL)
 
@@ -93,10 +113,10 @@ class Fire:
         return self._replaced(number, signal.SIGSTOP)
 
     def kill_keeper(self, number: int) -> None:
-        os.kill(self.named("bls keeper")[0], signal.SIGKILL)
+        os.kill(named(self._root, "bls keeper")[0], signal.SIGKILL)
 
     def kill_front(self, number: int) -> None:
-        os.kill(self.named("haproxy")[0], signal.SIGKILL)
+        os.kill(named(self._root, "haproxy")[0], signal.SIGKILL)
 
     def restart(self, number: int) -> None:
         os.kill(self._root, signal.SIGHUP)
@@ -112,24 +132,16 @@ class Fire:
 
     def _replaced(self, number: int, how: int) -> float:
         name = f"bls worker {number % _WORKERS + 1}"
-        [before] = self.named(name)
+        [before] = named(self._root, name)
         began = time.monotonic()
         os.kill(before, how)
         while time.monotonic() < began + _AGAIN_S:
-            if self.named(name) not in ([], [before]) and self._answers(number % _WORKERS + 1):
+            if named(self._root, name) not in ([], [before]) and worker_answers(
+                number % _WORKERS + 1
+            ):
                 return time.monotonic() - began
             time.sleep(0.005)
         raise RuntimeError(f"{name} was not replaced within {_AGAIN_S:g} s")
-
-    def _answers(self, worker: int) -> bool:
-        for path in Path(tempfile.gettempdir()).glob(f"torchrec-bls-*/{worker}[ab].http"):
-            with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(1.0)
-                connection.connect(str(path))
-                connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: -\r\n\r\n")
-                if connection.recv(100).startswith(b"HTTP/1.1 200 "):
-                    return True
-        return False
 
 
 SCENARIOS = [
@@ -147,16 +159,20 @@ SCENARIOS = [
 class Repeated(threading.Thread):
     """Makes something happen again and again.
 
+    Args:
+        act: makes it happen, told how many times it did before; see `Scenario.act`.
+        every_s: seconds from one time to the next.
+
     Attributes:
         again_s: seconds until a new worker answered, each time.
         times: how many times.
     """
 
-    def __init__(self, scenario: Scenario, fire: Fire, every_s: float) -> None:
+    def __init__(self, act: Callable[[int], float | None], every_s: float) -> None:
         super().__init__(daemon=True)
         self.again_s: list[float] = []
         self.times = 0
-        self._scenario, self._fire, self._every_s = scenario, fire, every_s
+        self._act, self._every_s = act, every_s
         self._error: Exception | None = None
         self._end = threading.Event()
 
@@ -165,7 +181,7 @@ class Repeated(threading.Thread):
         begin = time.monotonic()
         try:
             while not self._end.wait(begin + (self.times + 1) * self._every_s - time.monotonic()):
-                again_s = self._scenario.act(self._fire, self.times)
+                again_s = self._act(self.times)
                 self.times += 1
                 if again_s is not None:
                     self.again_s.append(again_s)
@@ -195,7 +211,8 @@ def measure(
     ):
         generator.run(settings["rate"], settings["warm_s"])
         fire = Fire(service, sources, directory)
-        repeated = Repeated(scenario, fire, max(0.5, stretch * scenario.every_s))
+        act = functools.partial(scenario.act, fire)
+        repeated = Repeated(act, max(0.5, stretch * scenario.every_s))
         repeated.start()
         outcome = generator.run(
             settings["rate"], max(2.0, stretch * scenario.seconds), seed=1, keep=True
@@ -207,12 +224,13 @@ def measure(
         "front": scenario.front,
         "times": repeated.times,
         "again_s": repeated.again_s,
-        **_figures(outcome),
+        **figures(outcome),
         **compared(outcome.kept, fire.versions, settings["rows"]),
     }
 
 
-def _figures(outcome: Outcome) -> dict[str, Any]:
+def figures(outcome: Outcome) -> dict[str, Any]:
+    """What became of the requests of a run, for a record."""
     return {
         "offered": outcome.offered,
         "in_time": outcome.in_time,

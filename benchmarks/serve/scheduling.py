@@ -34,6 +34,18 @@ def family(root: int) -> list[int]:
     return found
 
 
+def runs(process: int) -> bool:
+    """Whether a process is there, and has neither ended nor been stopped."""
+    stat = _stat(process)
+    return bool(stat) and stat[0] not in "TtZX"
+
+
+def stands_still(process: int) -> bool:
+    """Whether a process has been stopped, and not ended since."""
+    stat = _stat(process)
+    return bool(stat) and stat[0] == "T"
+
+
 def processor_s(processes: Iterable[int]) -> float:
     """CPU seconds that processes have used; of one that has ended, none."""
     stats = filter(None, map(_stat, processes))

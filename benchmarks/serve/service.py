@@ -47,7 +47,11 @@ class Service:
 
 @contextlib.contextmanager
 def served(
-    build: str, checkpoint: Path, *options: str, cores: str = str(SERVER_CORE)
+    build: str,
+    checkpoint: Path,
+    *options: str,
+    cores: str = str(SERVER_CORE),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Service]:
     """Serves the model that `benchmarks.serve.model` builds by this function, and ends it.
 
@@ -56,6 +60,7 @@ def served(
         checkpoint: path of its weights.
         options: options of the command.
         cores: cores that it may use, as taskset has them.
+        environment: variables, besides those of this process.
 
     Raises:
         RuntimeError: the service ends before it is ready, or is not ready in time; with its output.
@@ -67,7 +72,7 @@ def served(
         *("--port", str(port), "--grpc-port", "0", *options),
     ]
     ready = f"http://127.0.0.1:{port}/v2/health/ready"
-    with started(command, lambda: _answers(ready), cores=cores) as processes:
+    with started(command, lambda: _answers(ready), environment, cores) as processes:
         yield Service(f"http://127.0.0.1:{port}/v2/models/{MODEL}/infer", processes)
 
 

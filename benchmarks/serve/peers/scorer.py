@@ -1,6 +1,7 @@
 """The benchmark's model in a peer: whole tables, plain TorchRec, one thread."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class Scorer:
         ]
         for count in range(1, _WARM_UP_BATCHES):
             self(bodies[: 1 + count % serving.batching.requests])
+        if serving.folder is not None:
+            (serving.ready() / str(os.getpid())).touch()
 
     @torch.inference_mode()
     def __call__(self, bodies: Sequence[bytes]) -> list[bytes]:

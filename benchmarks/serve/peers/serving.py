@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 _VARIABLE = "BENCHMARKS_SERVE_PEER"
 
@@ -34,6 +35,9 @@ class Serving:
         batching: how it makes batches.
         deadline_ms: what is later than this is refused, where the peer can.
         queue: requests that wait at most, where the peer has a limit; None: its default.
+        workers: processes with the model.
+        folder: for files of this start, in which each worker leaves one once it can answer; None:
+            they leave none.
     """
 
     checkpoint: str
@@ -43,6 +47,16 @@ class Serving:
     batching: Batching
     deadline_ms: int
     queue: int | None
+    workers: int = 1
+    folder: str | None = None
+
+    def ready(self) -> Path:
+        """Where workers leave files that are named by their process numbers."""
+        if self.folder is None:
+            raise ValueError("this start has no folder")
+        path = Path(self.folder) / "ready"
+        path.mkdir(exist_ok=True)
+        return path
 
     def environment(self) -> dict[str, str]:
         """The variable that tells it."""

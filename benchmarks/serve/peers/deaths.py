@@ -61,8 +61,10 @@ class Scenario:
 
 
 SCENARIOS = [
-    Scenario("SIGKILL of a worker", signal.SIGKILL, 5, 60),
-    Scenario("SIGSTOP of a worker", signal.SIGSTOP, 10, 60),
+    Scenario("SIGKILL of a worker every 5 s", signal.SIGKILL, 5, 60),
+    # So seldom that servers which load for seconds are whole again in between.
+    Scenario("SIGKILL of a worker every 20 s", signal.SIGKILL, 20, 80),
+    Scenario("SIGSTOP of a worker every 10 s", signal.SIGSTOP, 10, 60),
 ]
 
 
@@ -93,9 +95,13 @@ class Deaths:
         self._live, self._signal = live, number
         self._hit: list[int] = []
 
+    def left(self) -> set[int]:
+        """Workers that live and were not hit: one that was hit needs a moment to die."""
+        return self._live() - set(self._hit)
+
     def __call__(self, number: int) -> None:
         """Hits the worker that has lived longest of those not hit, if one lives at all."""
-        live = sorted(self._live() - set(self._hit))
+        live = sorted(self.left())
         if live:
             victim = live[0]
             self._hit.append(victim)
@@ -161,7 +167,7 @@ def measure(
         generator.run(rate, settings["warm_s"])
         deaths = Deaths(server.live, scenario.signal)
         repeated = Repeated(deaths, max(1.0, stretch * scenario.every_s))
-        watch = Watch(server.live, server.health)
+        watch = Watch(deaths.left, server.health)
         try:
             watch.start()
             repeated.start()

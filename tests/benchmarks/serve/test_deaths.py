@@ -57,6 +57,7 @@ def test_each_worker_is_hit_in_turn_and_none_stands_still_in_the_end(
     pids = sorted(each.pid for each in sleepers)
     deaths = Deaths(lambda: set(filter(runs, pids)), signal.SIGSTOP)
     for number, pid in enumerate(pids):
+        assert deaths.left() == set(pids[number:])
         deaths(number)
         os.waitpid(pid, os.WUNTRACED)
         assert stands_still(pid)
@@ -64,6 +65,15 @@ def test_each_worker_is_hit_in_turn_and_none_stands_still_in_the_end(
     assert len(deaths.at_s) == 2
     deaths.end()
     assert [each.wait() for each in sleepers] == [-signal.SIGKILL] * 2
+
+
+def test_a_worker_that_was_hit_counts_no_more_even_before_it_is_dead(
+    sleepers: list["subprocess.Popen[bytes]"],
+) -> None:
+    pids = {each.pid for each in sleepers}
+    deaths = Deaths(lambda: pids, signal.SIGKILL)
+    deaths(0)
+    assert deaths.left() == {max(pids)}
 
 
 def test_what_goes_on_without_all_workers_is_seen_until_the_next_death() -> None:

@@ -84,6 +84,7 @@ def _haproxy(serving: Serving) -> dict[str, str]:
         "SOCKET_PATH": str(folder / "admin.sock"),
         "SERVER_STATE_BASE": str(folder),
         "SERVER_STATE_FILE": str(folder / "server-state"),
+        "METRICS_ENABLED": "0",
         "METRICS_PORT": str(free_port()),
         "STATS_PORT": str(free_port()),
         # The default resends only what no replica got. Ranking may run twice.

@@ -1,6 +1,8 @@
 """Where requests come in."""
 
+import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +10,9 @@ from pathlib import Path
 
 #: Of each worker there may be two for a moment, one of which follows the other.
 LETTERS = "ab"
+# Bytes that the name of the folder may have, without a front and with one. The kernel takes 107 for
+# a socket in it, of which HAProxy needs ten while it binds.
+_LONGEST = {False: 107 - len("/1000a.http"), True: 97 - len("/haproxy.admin")}
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,26 @@ class Places:
     def workers(self) -> dict[str, Path]:
         """Returns the sockets of all workers by their names, also of those that have ended."""
         return {each.stem: each for each in sorted(self.folder.glob("*.http"))}
+
+
+@contextmanager
+def folder_of_sockets(*, front: bool) -> Iterator[Path]:
+    """Yields a new folder of this user alone, which is deleted afterwards.
+
+    Args:
+        front: whether the sockets of a front are in it.
+
+    Raises:
+        ValueError: sockets in it would have too long names.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchrec-bls-") as name:
+        size, most = len(os.fsencode(name)), _LONGEST[front]
+        if size > most:
+            raise ValueError(
+                f"sockets in {name} would have too long names: it has {size} bytes, but may have "
+                f"{most}. Set TMPDIR to a folder with a shorter name"
+            )
+        yield Path(name)
 
 
 def address(host: str, port: int) -> str:

@@ -2,14 +2,12 @@
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrec_bls.serve.contract import Contract
-from torchrec_bls.serve.places import Places, held
+from torchrec_bls.serve.places import Places, folder_of_sockets, held
 from torchrec_bls.serve.processes.front_process import FrontProcess
 from torchrec_bls.serve.processes.keeper_process import Keeping
 from torchrec_bls.serve.processes.plan import Plan
@@ -110,6 +108,8 @@ class Service:
         Raises:
             RuntimeError: the model can't be served, or its tables can't be loaded.
             OSError: a port is taken.
+            ValueError: HAProxy is not installed, or the folder of temporary files has too long a
+                name.
         """
         orders = Orders()
         with _told_by_signals(orders), ExitStack() as stack:
@@ -118,13 +118,14 @@ class Service:
             if self._grpc_port is not None:
                 grpc = stack.enter_context(held(self._host, self._grpc_port, "--grpc-port"))
                 listeners["grpc"] = grpc
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchrec-bls-")))
+            has_front = self._front != "none"
+            folder = stack.enter_context(folder_of_sockets(front=has_front))
             places = Places(
                 folder,
                 self._host,
                 http.getsockname()[1],
                 None if self._grpc_port is None else grpc.getsockname()[1],
-                front=self._front != "none",
+                front=has_front,
             )
             front = None
             if places.front:

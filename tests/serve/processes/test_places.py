@@ -1,12 +1,13 @@
 """Ports that workers share belong to one service."""
 
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
 from tests.serve.running import HOST
-from torchrec_bls.serve.places import Places, address, held, shared
+from torchrec_bls.serve.places import Places, address, folder_of_sockets, held, shared
 
 
 def test_workers_share_a_port_that_is_held():
@@ -55,6 +56,32 @@ def test_a_port_of_connections_that_have_just_ended_is_free():
                 assert caller.recv(1) == b""
     with held(HOST, port, "--port") as holder, shared(HOST, port):
         assert holder.getsockname()[1] == port
+
+
+@pytest.mark.parametrize(("front", "most"), [(False, 96), (True, 83)])
+def test_a_folder_whose_sockets_have_too_long_names(
+    front: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """HAProxy would refuse them, and begin again and again."""
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    match = f"may have {most}. Set TMPDIR"
+    with pytest.raises(ValueError, match=match), folder_of_sockets(front=front):
+        pass
+    assert not list(long.iterdir())
+    # What fits can be bound, by HAProxy under a longer name first.
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    with folder_of_sockets(front=front) as folder:
+        longest = folder.with_name("x" * (most - len("/tmp/")))
+    assert not folder.exists()
+    longest.mkdir()
+    try:
+        with socket.socket(socket.AF_UNIX) as bound:
+            name = "haproxy.admin" + 10 * "." if front else "1000a.http"
+            bound.bind(str(longest / name))
+    finally:
+        shutil.rmtree(longest)
 
 
 def test_workers_are_found_by_their_names(tmp_path: Path):

@@ -26,6 +26,9 @@ from torchrec_bls.serve.waiting import Answer
 _SERVICE = "inference.GRPCInferenceService"
 # Bytes of a message beside the tensors.
 _HEAD_BYTES = 1 << 20
+# Calls that are under way at most. The whole message of a call is in memory before this code sees
+# it, and more calls than can wait for a batch would be refused anyway.
+_MOST_CALLS = 2048
 # Dimensions of a tensor whose shape is read: no tensor has more than two.
 _MOST_DIMENSIONS = 8
 # Field of InferTensorContents for each datatype.
@@ -56,7 +59,7 @@ class GrpcService:
         """
         size = self._desk.engine.contract.max_body_bytes + _HEAD_BYTES
         options = [("grpc.max_receive_message_length", size), ("grpc.so_reuseport", 1)]
-        server = grpc.aio.server(options=options)
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
         methods: dict[str, _Method] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,

@@ -62,7 +62,7 @@ class Model:
 def engine_of(model: Any, patch: pytest.MonkeyPatch, **terms: Any) -> Engine:
     """Returns an engine whose batches have 20 samples at most, which take 2 ms by prediction."""
     patch.setattr(waiting, "LONGEST_BATCH", 0.002)
-    patch.setattr(waiting, "LONGEST_IN_OVERLOAD", 0.002)
+    patch.setattr(waiting, "LONGEST_TURN", 0.002)
     patch.setattr(engine, "reading_modules", lambda of: {"": of})
     predictor = Predictor([(1, 0, 1e-3)])
     predictor.costs = Costs(0.6e-3, 0.68e-4, 0.0)

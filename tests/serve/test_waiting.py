@@ -34,7 +34,7 @@ def longest() -> Iterator[None]:
     """A batch may take 2 ms here, which the figures below are computed with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LONGEST_BATCH", 0.002)
-        patch.setattr(module, "LONGEST_IN_OVERLOAD", 0.001)
+        patch.setattr(module, "LONGEST_TURN", 0.001)
         yield
 
 
@@ -204,7 +204,7 @@ def test_all_are_answered_once_in_the_order_of_deadlines(
     costs: Costs, asked: list[Asking], is_overloaded: bool
 ) -> None:
     waiting = waiting_of(costs, asked, is_overloaded)
-    longest = longest_batch(costs.batch, is_overloaded)
+    longest = longest_batch(costs.batch, 1.0, is_overloaded)
     everyone = {id(each): each for each in waiting._requests}
     batches = simulated(waiting, costs, 0.0)
     parts = [each for batch in batches for each in batch.parts]
@@ -286,6 +286,17 @@ def test_in_overload_batches_are_short_and_the_margin_is_safe() -> None:
     assert waiting.next_batch(0.0)[0].end == 5
     waiting.is_overloaded = False
     assert waiting.forecast(15, 0, 0.0063, 0.0) == pytest.approx((0.002, 0.0038, 0))
+
+
+def test_a_batch_is_shorter_the_longer_refusals_take() -> None:
+    """What lasts is the time from one batch to the next, in which nobody new is refused."""
+    waiting = waiting_of(COSTS, [Asking(20, 0, 5.0)], is_overloaded=True)
+    waiting._predictor.stretch = 1.25
+    assert waiting.next_batch(0.0)[0].end == 5  # of 1 ms, of which half is the cost of any batch
+    waiting._predictor.stretch = 0.625
+    assert waiting.next_batch(0.0)[0].end == 11
+    waiting.is_overloaded = False
+    assert waiting.next_batch(0.0)[0].end == 15
 
 
 def test_a_margin_takes_half_of_a_request_s_time_at_most() -> None:

@@ -13,23 +13,27 @@ from numpy.typing import NDArray
 from torchrec_bls.serve.inputs import Features
 from torchrec_bls.serve.predictor import Costs, Predictor
 
-#: Seconds that the model may take for a batch by prediction, see `longest_batch`: the longer, the
-#: more requests are answered. Meanwhile nobody is refused, so that where many are it may take less.
-LONGEST_BATCH, LONGEST_IN_OVERLOAD = 0.004, 0.0015
+#: Seconds that the model may take for a batch by prediction: the longer, the more requests are
+#: answered. Meanwhile nobody is refused.
+LONGEST_BATCH = 0.004
+#: Seconds from one batch to the next in overload, when there are many to refuse.
+LONGEST_TURN = 0.003
 # Seconds from a reply to its last byte at the caller, of which this process sees nothing.
 _MARGIN = 0.0005
 
 
-def longest_batch(fixed: float, is_overloaded: bool) -> float:
-    """Returns the seconds that a batch may take by prediction: LONGEST_BATCH, in overload
-    LONGEST_IN_OVERLOAD, or more where more than half of that would be costs that each batch has.
-    Small batches would cost more than they spare then.
+def longest_batch(fixed: float, stretch: float, is_overloaded: bool) -> float:
+    """Returns the seconds that a batch may take by prediction: LONGEST_BATCH, in overload fewer, so
+    that refusals are prompt; or more where more than half of that would be costs that each batch
+    has. Small batches would cost more than they spare then.
 
     Args:
         fixed: seconds that a batch of any size takes.
+        stretch: factor of the time from one batch to the next over that of a batch.
         is_overloaded: whether many requests are refused.
     """
-    return max(LONGEST_IN_OVERLOAD if is_overloaded else LONGEST_BATCH, 2 * fixed)
+    longest = min(LONGEST_BATCH, LONGEST_TURN / stretch) if is_overloaded else LONGEST_BATCH
+    return max(longest, 2 * fixed)
 
 
 class Answer(NamedTuple):
@@ -310,7 +314,7 @@ class Waiting:
         batch may, it returns a part; the rest goes on waiting."""
         fixed, of_sample, of_id = self._predictor.costs
         stretch = self._predictor.stretch
-        longest = longest_batch(fixed, self.is_overloaded)
+        longest = longest_batch(fixed, stretch, self.is_overloaded)
         self._batches.clear()
         taken: list[Part] = []
         cost, count = fixed, 0
@@ -339,7 +343,7 @@ class Waiting:
         told = self._predictor.costs, self._predictor.stretch, self.is_overloaded
         if told != self._told or not self._batches or not self._requests:
             costs, stretch, is_overloaded = self._told = told
-            longest = longest_batch(costs.batch, is_overloaded)
+            longest = longest_batch(costs.batch, stretch, is_overloaded)
             self._terms = _Terms(*costs, stretch, longest, self._max_samples)
             self._batches = [_Batch(now)]
         return self._terms

@@ -26,6 +26,14 @@ RULES = {
     "RECHECK": "looking again",
     "PASS_ON": "passing poison on",
 }
+ROW_RULES = {
+    "CHECK": "the look at the side after the pin",
+    "MARK": "the word that the side has no version",
+    "AWAIT": "the wait for pins",
+    "DIRTY": "the rows of an attempt that failed",
+    "IDENTITY": "the look whether who has pinned lives",
+}
+MIXED_ROWS = r"a batch of version \d has row \d of version \d in place of \d"
 VERSION_RULES = {
     "COMPARE": "comparing what owners have announced",
     "COUNT": "counting withdrawals",
@@ -195,6 +203,49 @@ def versions(
     )
 
 
+def rows(
+    processes: int = 1,
+    threads: int = 1,
+    serials: int = 3,
+    deadlines: bool = False,
+    whole: int = 0,
+    deaths: int = 0,
+    kills: int = 0,
+    slow: bool = False,
+    without: str | None = None,
+) -> Iterator[Instance]:
+    """No batch has rows of two versions, and all versions are announced."""
+    rules = dict.fromkeys(ROW_RULES, 1)
+    name = f"rows, {processes} processes of {threads} threads, {serials} versions"
+    name += f"; deaths of the keeper: {deaths}, of readers: {kills}"
+    name += ", deadlines and exceptions" if deadlines else ""
+    name += f", whole versions: {whole}" if whole else ""
+    claim, finds = "each batch has one version", None
+    if without is not None:
+        rules[without] = 0
+        name += f", without {ROW_RULES[without]}"
+        claim, finds = "a batch has two versions", MIXED_ROWS
+        if without == "IDENTITY":
+            claim, finds = "deadlock", "deadlock"
+    yield Instance(
+        "rows",
+        name,
+        claim,
+        {
+            "PROCESSES": processes,
+            "THREADS": threads,
+            "SERIALS": serials,
+            "DEADLINES": int(deadlines),
+            "WHOLE": whole,
+            "DEATHS": deaths,
+            "KILLS": kills,
+            **rules,
+        },
+        finds,
+        slow=slow,
+    )
+
+
 def forwards(
     ranks: int,
     bound: int = 0,
@@ -267,6 +318,18 @@ def instances() -> Iterator[Instance]:
     yield from versions(3, 1)
     for rule in VERSION_RULES:
         yield from versions(2, 2, without=rule)
+    yield from rows(deadlines=True)
+    yield from rows(threads=2, kills=1)
+    yield from rows(processes=2, serials=2)
+    yield from rows(serials=2, whole=1, deaths=1)
+    yield from rows(processes=2, slow=True)
+    yield from rows(processes=2, serials=2, deadlines=True, kills=1, slow=True)
+    yield from rows(whole=1, deaths=1, slow=True)
+    yield from rows(without="CHECK")
+    yield from rows(without="MARK")
+    yield from rows(without="AWAIT")
+    yield from rows(deadlines=True, without="DIRTY")
+    yield from rows(kills=1, without="IDENTITY")
     yield from forwards(2, forwards=3)
     yield from forwards(2, forwards=3, interrupts=True, slow=True)
     yield from forwards(2, bound=1, faults=2, interrupts=True)

@@ -1,0 +1,230 @@
+/*
+ * Rows that are refreshed in place: two copies of a table, readers that pin one of them for a
+ * forward, and a keeper that writes to the other one. docs/design/row-refresh.md says what stands
+ * for what. Nothing of it is built.
+ *
+ *   PROCESSES     that read, each with THREADS threads that call one model
+ *   SERIALS       versions that are announced, besides the first one
+ *   DEADLINES     1: the keeper may give up while it waits, or be interrupted while it writes
+ *   WHOLE         1: a version may come as a whole, in two new copies
+ *   DEATHS        of the keeper. A successor can't write to the copies that it finds.
+ *   KILLS         of processes that read
+ *   CHECK         0: a reader does not look again which version a copy has, after its pin
+ *   MARK          0: the keeper does not say before its first byte that a copy has no version
+ *   AWAIT         0: the keeper does not wait for those that have pinned the copy
+ *   DIRTY         0: the keeper forgets the rows of an attempt that did not succeed
+ *   IDENTITY      0: the pins of a process that has died count on
+ */
+
+#define ROWS 2
+#define ALL 3 /* a set of rows: bit i for row i */
+#define FIRST 1
+#define LAST (FIRST + SERIALS)
+#define COPIES (2 * (1 + DEATHS + WHOLE))
+#define OTHER(copy) ((copy) ^ 1)
+#define SIDE(copy) ((copy) & 1) /* a process counts its pins by the side, whatever the pair */
+#define HAS(set, row) (((set) >> (row)) & 1)
+
+byte announced; /* the serial of what serves */
+byte copy_of[LAST + 1]; /* which copy has it: the record that the page has of it */
+byte version[COPIES]; /* of each copy, on the page: its serial, or 0 while it is written */
+byte cell[COPIES * ROWS]; /* of each row, the serial in which it was last changed */
+byte right[(LAST + 1) * ROWS]; /* the same as it should be, in each version */
+byte pins[PROCESSES * 2]; /* of each process, by the side of the copy */
+byte taken[PROCESSES]; /* the version of the next forward of a process: of its dense weights, too */
+byte inside[PROCESSES]; /* its threads that have a forward under way */
+bool dead[PROCESSES];
+byte pairs = 1; /* of copies that were ever made */
+bool keeper_dies;
+byte deaths, kills, wholes;
+bool keeper_is_done;
+
+proctype Thread(byte process) {
+  byte own, copy, row;
+  {
+end:
+    do
+    :: /* The hook before the forward enters the gate, and a switch waits for those inside. */
+       d_step { own = taken[process]; inside[process]++; copy = copy_of[own] };
+       do
+       :: pins[process * 2 + SIDE(copy)]++;
+          if
+          :: !CHECK || version[copy] == own -> break
+          :: else ->
+             /* It is being written to, so that a later version serves: the process changes to it. */
+             d_step { pins[process * 2 + SIDE(copy)]--; inside[process]-- };
+             atomic {
+               inside[process] == 0 || taken[process] != own ->
+               taken[process] = (taken[process] == own -> announced : taken[process]);
+               own = taken[process];
+               inside[process]++;
+               copy = copy_of[own]
+             }
+          fi
+       od;
+       do
+       :: row < ROWS ->
+          d_step {
+            if
+            :: cell[copy * ROWS + row] != right[own * ROWS + row] ->
+               printf("a batch of version %d has row %d of version %d in place of %d\n", own, row,
+                      cell[copy * ROWS + row], right[own * ROWS + row]);
+               assert(false)
+            :: else
+            fi;
+            row++
+          }
+       :: row == ROWS -> break
+       od;
+       atomic {
+         pins[process * 2 + SIDE(copy)]--;
+         inside[process]--;
+         row = 0; own = 0; copy = 0
+       }
+    od
+  }
+  unless { dead[process] }
+}
+
+/* The thread of a process that follows: it has the next forward change the version. */
+proctype Follower(byte process) {
+end:
+  do
+  :: atomic {
+       taken[process] != announced && inside[process] == 0 && !dead[process] ->
+       taken[process] = announced
+     }
+  od
+}
+
+proctype Keeper() {
+  byte live, free, next, row, changed, process;
+  bool is_own = true; /* it has made these copies, so that it can write to them */
+  byte dirty = 0; /* rows in which the free copy may differ from the one that serves */
+  bool is_new; /* the free one is the first of a new pair */
+  bool gives_up;
+again:
+  {
+    do
+    :: announced == LAST -> break
+    :: announced < LAST ->
+       d_step {
+         live = copy_of[announced];
+         next = announced + 1;
+         gives_up = false;
+         is_new = !is_own
+       };
+       if
+       :: WHOLE && wholes < WHOLE && is_own -> wholes++; is_new = true
+       :: true
+       fi;
+       if
+       :: changed = 1
+       :: changed = 2
+       :: changed = ALL
+       fi;
+       if
+       :: is_new ->
+          d_step { free = pairs * 2; pairs++; dirty = ALL; printf("two new copies\n") }
+       :: else -> free = OTHER(live)
+       fi;
+       d_step {
+         if
+         :: MARK -> version[free] = 0
+         :: else
+         fi;
+         process = (is_new -> PROCESSES : 0) /* nobody reads what is new */
+       };
+       do
+       :: process < PROCESSES ->
+          if
+          :: !AWAIT || pins[process * 2 + SIDE(free)] == 0 || (IDENTITY && dead[process]) ->
+             process++
+          :: DEADLINES && pins[process * 2 + SIDE(free)] != 0 -> gives_up = true; break
+          fi
+       :: else -> break
+       od;
+       if
+       :: !gives_up ->
+          d_step { dirty = (DIRTY -> dirty | changed : dirty); row = 0 };
+          do
+          :: row < ROWS && (HAS(changed, row) || HAS(dirty, row)) ->
+             d_step {
+               cell[free * ROWS + row] =
+                   (HAS(changed, row) -> next : cell[live * ROWS + row]);
+               row++
+             }
+          :: row < ROWS && !HAS(changed, row) && !HAS(dirty, row) -> row++
+          :: DEADLINES && row > 0 -> gives_up = true; break /* an exception */
+          :: row == ROWS -> break
+          od
+       :: else
+       fi;
+       if
+       :: !gives_up ->
+          d_step {
+            copy_of[next] = free;
+            for (row : 0 .. ROWS - 1) {
+              right[next * ROWS + row] =
+                  (HAS(changed, row) -> next : right[announced * ROWS + row])
+            }
+            version[free] = next;
+            row = 0
+          };
+          d_step { announced = next; printf("version %d serves\n", next) };
+          /* What served until now is the free one, and lacks what has changed. The other copy of a
+             new pair has nothing yet. */
+          d_step { dirty = (is_new -> ALL : changed); is_own = true }
+       :: gives_up && is_new -> pairs--
+       :: else
+       fi;
+       d_step {
+         live = 0; free = 0; next = 0; row = 0; changed = 0; process = 0;
+         is_new = false; gives_up = false
+       }
+    od
+  }
+  unless {
+    d_step {
+      keeper_dies ->
+      printf("the keeper dies\n");
+      keeper_dies = false;
+      is_own = false; dirty = ALL;
+      live = 0; free = 0; next = 0; row = 0; changed = 0; process = 0;
+      is_new = false; gives_up = false
+    };
+    goto again
+  };
+  keeper_is_done = true
+}
+
+proctype Killer() {
+  do
+  :: d_step { deaths < DEATHS && !keeper_is_done -> deaths++; keeper_dies = true }
+  :: d_step { kills < KILLS -> kills++; dead[0] = true; printf("process 0 dies\n") }
+  :: break
+  od
+}
+
+init {
+  atomic {
+    byte i, j;
+    announced = FIRST;
+    copy_of[FIRST] = 0;
+    version[0] = FIRST;
+    for (i : 0 .. ROWS - 1) {
+      right[FIRST * ROWS + i] = FIRST;
+      cell[i] = FIRST;
+      cell[ROWS + i] = FIRST
+    }
+    for (i : 0 .. PROCESSES - 1) {
+      taken[i] = FIRST;
+      run Follower(i);
+      for (j : 1 .. THREADS) {
+        run Thread(i)
+      }
+    }
+    run Keeper();
+    run Killer()
+  }
+}

@@ -56,6 +56,7 @@ PROGRAMS = {
     "serving_peers": "serve.peers.compare",
     "serving_peers_grid": "serve.peers.grid",
     "serving_refreshes": "serve.refresh",
+    "serving_refreshes_int8": "serve.refresh",
     "sharding_search": "planner.search",
     "simulator": "simulator.study",
     "simulator_lag": "simulator.lag",
@@ -133,6 +134,10 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/serving.md", "peers"): (peers.section, "serving_peers"),
     ("docs/results/serving.md", "batches"): (peers.grid_section, "serving_peers_grid"),
     ("docs/results/serving.md", "refreshes"): (serve.refresh_section, "serving_refreshes"),
+    ("docs/results/serving.md", "refreshes of INT8"): (
+        serve.refresh_section,
+        "serving_refreshes_int8",
+    ),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
     ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
     ("docs/results/overlap.md", "results"): (backward.section, "overlap"),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 #: Of each worker there may be two for a moment, one of which follows the other.
 LETTERS = "ab"
-# Bytes that the name of the folder may have, without a front and with one. The kernel takes 107 for
-# a socket in it, of which HAProxy needs ten while it binds.
-_LONGEST = {False: 107 - len("/1000a.http"), True: 97 - len("/haproxy.admin")}
+# Bytes that the kernel takes for the name of a socket, and those of them that HAProxy needs while
+# it binds its own.
+_LONGEST, _WHILE_BINDING = 107, 10
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,21 @@ class Places:
 
 
 @contextmanager
-def folder_of_sockets(*, front: bool) -> Iterator[Path]:
+def folder_of_sockets(workers: int, *, front: bool) -> Iterator[Path]:
     """Yields a new folder of this user alone, which is deleted afterwards.
 
     Args:
-        front: whether the sockets of a front are in it.
+        workers: number of workers whose sockets are in it.
+        front: whether those of a front are, too.
 
     Raises:
         ValueError: sockets in it would have too long names.
     """
     with tempfile.TemporaryDirectory(prefix="torchrec-bls-") as name:
-        size, most = len(os.fsencode(name)), _LONGEST[front]
+        most = _LONGEST - len(f"/{workers}a.http")
+        if front:
+            most = min(most, _LONGEST - _WHILE_BINDING - len("/haproxy.admin"))
+        size = len(os.fsencode(name))
         if size > most:
             raise ValueError(
                 f"sockets in {name} would have too long names: it has {size} bytes, but may have "

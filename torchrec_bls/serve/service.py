@@ -119,7 +119,7 @@ class Service:
                 grpc = stack.enter_context(held(self._host, self._grpc_port, "--grpc-port"))
                 listeners["grpc"] = grpc
             has_front = self._front != "none"
-            folder = stack.enter_context(folder_of_sockets(front=has_front))
+            folder = stack.enter_context(folder_of_sockets(self._workers, front=has_front))
             places = Places(
                 folder,
                 self._host,

@@ -58,7 +58,7 @@ def test_a_port_of_connections_that_have_just_ended_is_free():
         assert holder.getsockname()[1] == port
 
 
-@pytest.mark.parametrize(("front", "most"), [(False, 96), (True, 83)])
+@pytest.mark.parametrize(("front", "most"), [(False, 98), (True, 83)])
 def test_a_folder_whose_sockets_have_too_long_names(
     front: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -67,18 +67,18 @@ def test_a_folder_whose_sockets_have_too_long_names(
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
     match = f"may have {most}. Set TMPDIR"
-    with pytest.raises(ValueError, match=match), folder_of_sockets(front=front):
+    with pytest.raises(ValueError, match=match), folder_of_sockets(10, front=front):
         pass
     assert not list(long.iterdir())
     # What fits can be bound, by HAProxy under a longer name first.
     monkeypatch.setattr("tempfile.tempdir", "/tmp")
-    with folder_of_sockets(front=front) as folder:
+    with folder_of_sockets(10, front=front) as folder:
         longest = folder.with_name("x" * (most - len("/tmp/")))
     assert not folder.exists()
     longest.mkdir()
     try:
         with socket.socket(socket.AF_UNIX) as bound:
-            name = "haproxy.admin" + 10 * "." if front else "1000a.http"
+            name = "haproxy.admin" + 10 * "." if front else "10a.http"
             bound.bind(str(longest / name))
     finally:
         shutil.rmtree(longest)

@@ -226,25 +226,25 @@ class Waiting:
     def add(self, request: Request) -> None:
         """Adds a request."""
         place = self._place(request.deadline)
-        self._requests.insert(place, request)
         del self._batches[place + 1 :]
+        self._requests.insert(place, request)
 
     def take_all(self) -> list[Request]:
         """Removes all requests, and returns them."""
-        taken, self._requests = self._requests, []
         self._batches.clear()
+        taken, self._requests = self._requests, []
         return taken
 
     def forget_answered(self) -> None:
         """Removes requests that have their answer already, or whose callers have left."""
-        self._requests = [each for each in self._requests if not each.answer.done()]
         self._batches.clear()
+        self._requests = [each for each in self._requests if not each.answer.done()]
 
     def discard(self, request: Request) -> None:
         """Removes a request, if it is there."""
         if request in self._requests:
-            self._requests.remove(request)
             self._batches.clear()
+            self._requests.remove(request)
 
     def forecast(self, samples: int, ids: int, deadline: float, now: float) -> Forecast:
         """Returns what would become of a new request, and of those that it would delay.
@@ -305,8 +305,8 @@ class Waiting:
             )
         )
         if gone:
-            del self._requests[: len(gone)]
             self._batches.clear()
+            del self._requests[: len(gone)]
         return gone
 
     def next_batch(self, now: float) -> list[Part]:

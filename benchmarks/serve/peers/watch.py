@@ -1,8 +1,6 @@
 """What lives of a server, and what its health endpoint says meanwhile."""
 
 import http.client
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,9 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.serve.fire import named, worker_answers
+from benchmarks.serve.fire import Repeated, named, worker_answers
 from benchmarks.serve.scheduling import runs
-from benchmarks.serve.service import GENERATOR_CORE
 
 #: A worker that can answer: it has its model, and neither died nor stands still.
 Live = Callable[[], set[int]]
@@ -74,7 +71,7 @@ class PeerWorkers:
         return set(filter(runs, (int(path.name) for path in self._ready.iterdir())))
 
 
-class Watch(threading.Thread):
+class Watch:
     """Looks at a server again and again.
 
     Args:
@@ -83,31 +80,27 @@ class Watch(threading.Thread):
     """
 
     def __init__(self, live: Live, health: str) -> None:
-        super().__init__(daemon=True)
         self._live, self._health = live, health
         self._looks: list[tuple[float, int, Future[bool]]] = []
-        self._error: Exception | None = None
-        self._end = threading.Event()
+        # Its threads begin in that of the looks, and so on the same core.
+        self._pool = ThreadPoolExecutor(_POLLS)
+        self._repeated = Repeated(self._look, EVERY_S)
 
-    def run(self) -> None:
-        # Threads of the pool inherit it.
-        os.sched_setaffinity(0, {GENERATOR_CORE})
-        begin = time.monotonic()
-        try:
-            with ThreadPoolExecutor(_POLLS) as pool:
-                while not self._end.wait(begin + len(self._looks) * EVERY_S - time.monotonic()):
-                    at_s, said = time.monotonic(), pool.submit(_healthy, self._health)
-                    self._looks.append((at_s, len(self._live()), said))
-        except Exception as error:
-            self._error = error
+    def start(self) -> None:
+        """Begins to look."""
+        self._repeated.start()
 
     def end(self) -> list[Look]:
         """Ends it, and returns what it saw; it raises what has ended it before."""
-        self._end.set()
-        self.join()
-        if self._error is not None:
-            raise self._error
+        try:
+            self._repeated.end()
+        finally:
+            self._pool.shutdown()
         return [Look(at_s, live, said.result()) for at_s, live, said in self._looks]
+
+    def _look(self, number: int) -> None:
+        at_s, said = time.monotonic(), self._pool.submit(_healthy, self._health)
+        self._looks.append((at_s, len(self._live()), said))
 
 
 def _healthy(url: str) -> bool:

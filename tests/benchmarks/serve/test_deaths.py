@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from benchmarks.serve.peers.watch import Look, PeerWorkers, Watch, again_s, said
 from benchmarks.serve.scheduling import runs, stands_still
 from tests.benchmarks.serve.stand_in import Serve, read_head, response, stand_in
 from tests.benchmarks.serve.test_page import ENVIRONMENT
+from tests.direct.nodes import DEADLINE, until
 
 
 @pytest.fixture
@@ -105,30 +107,36 @@ def _with_status(status: int) -> Serve:
     return serve
 
 
+def _looks_of(watch: Watch) -> list[Look]:
+    """Returns what a watch has seen, at least twice."""
+    watch.start()
+    until(lambda: len(watch._looks) > 1)
+    return watch.end()
+
+
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
 def test_a_health_endpoint_is_healthy_only_with_200(status: int, healthy: bool) -> None:
     with stand_in(_with_status(status)) as port:
         watch = Watch(lambda: {1}, f"http://127.0.0.1:{port}/health")
-        watch.start()
-        watch.join(0.5)
-        looks = watch.end()
-    assert looks
+        looks = _looks_of(watch)
     assert {(each.live, each.healthy) for each in looks} == {(1, healthy)}
 
 
 def test_where_nobody_listens_nothing_is_healthy() -> None:
     watch = Watch(set, "http://127.0.0.1:1/health")
-    watch.start()
-    watch.join(0.3)
-    assert not any(each.healthy for each in watch.end())
+    assert not any(each.healthy for each in _looks_of(watch))
 
 
 def test_a_watch_tells_what_ended_it() -> None:
+    asked = threading.Event()
+
     def live() -> set[int]:
+        asked.set()
         raise RuntimeError("no such folder")
 
     watch = Watch(live, "http://127.0.0.1:1/health")
     watch.start()
+    assert asked.wait(DEADLINE)
     with pytest.raises(RuntimeError, match="no such folder"):
         watch.end()
 

@@ -171,9 +171,11 @@ def test_a_call_whose_deadline_is_below_the_fastest_batch(service: Running):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_outputs_that_the_model_has_not(service: Running, way: str):
-    with pytest.raises(Refused, match="'buy'") as caught:
+    batches = service.metric("torchrec_bls_batch_samples_count")
+    with pytest.raises(Refused, match=r"no output 'buy', but \['click'") as caught:
         WAYS[way](service, RAGGED, outputs=[{"name": "click"}, {"name": "buy"}])
     assert caught.value.status in (400, "INVALID_ARGUMENT")
+    assert service.metric("torchrec_bls_batch_samples_count") == batches  # before the model runs
 
 
 def changed(tensor: int, **more: Any) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class GrpcService:
                 text, raw = split(message)
                 request = _parsed(messages.ModelInferRequest, text)
                 self._facts.check_name(request.model_name)
+                self._facts.check_outputs(each.name for each in request.outputs)
                 ticket.admit(_head(request, context.time_remaining()))
                 answer = await ticket.answer(_contents(request, raw))
                 return _reply(request, answer, self._facts.name)
@@ -188,10 +189,6 @@ def _contents(request: Any, raw: list[memoryview]) -> list[NDArray[Any]]:
 
 
 def _reply(request: Any, answer: Answer, model: str) -> bytes:
-    asked = {each.name for each in request.outputs}
-    unknown = asked - answer.outputs.keys()
-    if unknown:
-        raise bad(f"the model has no output '{min(unknown)}', but {sorted(answer.outputs)}")
     reply = messages.ModelInferResponse(
         model_name=model, model_version=answer.version, id=request.id
     )
@@ -200,10 +197,10 @@ def _reply(request: Any, answer: Answer, model: str) -> bytes:
             reply.parameters[name].string_param = value
         else:
             reply.parameters[name].int64_param = value
-    for name, values in answer.outputs.items():
-        if not asked or name in asked:
-            reply.outputs.add(name=name, datatype="FP32", shape=values.shape)
-            reply.raw_output_contents.append(values.tobytes())
+    for name in dict.fromkeys(each.name for each in request.outputs) or answer.outputs:
+        values = answer.outputs[name]
+        reply.outputs.add(name=name, datatype="FP32", shape=values.shape)
+        reply.raw_output_contents.append(values.tobytes())
     return _bytes(reply)
 
 

@@ -76,6 +76,7 @@ class JsonHead:
 
     Attributes:
         head: what it says.
+        asked: parameters of each output that it asks for, by name; empty: all outputs.
         binary_bytes: bytes of all tensors behind it.
 
     Raises:
@@ -100,6 +101,7 @@ class JsonHead:
                 ]
             ),
         )
+        self.asked = {each.name: each.parameters for each in body.outputs}
         self.binary_bytes = 0
         for each in body.inputs:
             size = each.parameters.binary_data_size
@@ -145,21 +147,13 @@ class JsonHead:
         """Returns the body of the answer, and the size of its JSON if tensors follow.
 
         Args:
-            answer: the answer.
+            answer: the answer, with all outputs that are asked for.
             model: name of the model.
-
-        Raises:
-            RequestError: it asks for an output that the model does not have.
         """
-        asked = {each.name: each.parameters for each in self._body.outputs}
-        unknown = asked.keys() - answer.outputs.keys()
-        if unknown:
-            raise bad(f"the model has no output '{min(unknown)}', but {sorted(answer.outputs)}")
-        all_binary = self._body.parameters.binary_data_output
+        asked, all_binary = self.asked, self._body.parameters.binary_data_output
         outputs, blocks = [], []
-        for name, values in answer.outputs.items():
-            if asked and name not in asked:
-                continue
+        for name in asked or answer.outputs:
+            values = answer.outputs[name]
             output: dict[str, Any] = {
                 "name": name,
                 "datatype": "FP32",

@@ -94,11 +94,9 @@ class RestApplication:
             if head_size is None:
                 self._guess(ticket, body.announced)
                 text, rest = await body.all(), memoryview(b"")
-                request = JsonHead(text, version)
-                ticket.admit(request.head)
+                request = self._admitted(ticket, text, version)
             else:
-                request = JsonHead(await body.first(head_size), version)
-                ticket.admit(request.head)
+                request = self._admitted(ticket, await body.first(head_size), version)
                 if not body.is_whole:
                     await body.all()
                     ticket.check()
@@ -111,6 +109,12 @@ class RestApplication:
                 await _respond(scope, send, 200, _JSON, reply)
             else:
                 await _respond(scope, send, 200, _BINARY, reply, [(_HEAD_SIZE, b"%d" % json_size)])
+
+    def _admitted(self, ticket: Ticket, text: bytes | memoryview, version: str) -> JsonHead:
+        request = JsonHead(text, version)
+        self._facts.check_outputs(request.asked)
+        ticket.admit(request.head)
+        return request
 
     def _guess(self, ticket: Ticket, announced: int | None) -> None:
         """Refuses JSON before it is parsed, if others wait and it may be too much."""

@@ -1,7 +1,7 @@
 """What callers may ask a service about itself."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
@@ -9,7 +9,7 @@ from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.serve.engine import Engine
 from torchrec_bls.serve.observer import Observer
 from torchrec_bls.serve.openapi import openapi
-from torchrec_bls.serve.outcomes import Outcome, RequestError
+from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
 from torchrec_bls.serve.page import page
 from torchrec_bls.serve.places import Places
 from torchrec_bls.serve.siblings import Report, metrics_of, reports
@@ -59,6 +59,12 @@ class ServingFacts:
         """Raises RequestError unless a model is the one that is served."""
         if model != self.name:
             raise RequestError(Outcome.UNKNOWN, f"no model '{model}' is served, but '{self.name}'")
+
+    def check_outputs(self, asked: Iterable[str]) -> None:
+        """Raises RequestError unless the model has all outputs of these names."""
+        for name in asked:
+            if name not in self._outputs:
+                raise bad(f"the model has no output '{name}', but {sorted(self._outputs)}")
 
     def why_not_ready(self) -> str:
         """Returns why a proxy should send no requests here; empty if it should."""

@@ -23,6 +23,9 @@ _Entries = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
 # An option is left out if its shard exceeds its phase's longest rank by more than such a part. The
 # parts come one after the other, until the rest is nearly a plan as the programme has it.
 _TOO_LARGE = (0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0.0)
+# Seconds of a programme, which takes milliseconds, or a few seconds with 1,000 tables. A solver
+# that does not come to an end is given up, as one that finds nothing.
+_LONGEST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ class _Programme:
             A_eq=vstack(exactly),
             b_eq=np.concatenate([np.ones(len(self._problem.tables)), np.zeros(phases)]),
             method="highs",
+            options={"time_limit": _LONGEST_S},
         )
         if solution.status != 0:
             return None

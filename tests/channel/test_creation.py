@@ -86,12 +86,17 @@ def connect_in_turn(rank: int) -> None:
     assert dist.group.WORLD is not None
     store = dist.group.WORLD.get_group_store()
     connect = _native.ShmTransport.connect
+    tried = ["rank 0 has tried", "rank 2 has tried"]
 
     def connect_late(transport: _native.ShmTransport, addresses: Any) -> None:
         if rank == 1:
             raise RendezvousError("no memory for a test")
         store.wait(["rank 1 is gone"], timedelta(seconds=30))
-        connect(transport, addresses)
+        try:
+            connect(transport, addresses)
+        finally:  # with its own memory there until the other one has tried as well
+            store.set(f"rank {rank} has tried", "")
+            store.wait(tried, timedelta(seconds=30))
 
     with mock.patch("torchrec_bls._native.ShmTransport.connect", connect_late):
         try:
@@ -102,9 +107,7 @@ def connect_in_turn(rank: int) -> None:
     if rank == 1:
         store.set("rank 1 is gone", "")
         # Whatever it opened now could get the number of the descriptor that the others look for.
-        store.wait(["rank 0 has tried", "rank 2 has tried"], timedelta(seconds=30))
-    else:
-        store.set(f"rank {rank} has tried", "")
+        store.wait(tried, timedelta(seconds=30))
     raise RendezvousError(message)
 
 

@@ -20,6 +20,22 @@ class ShmTransport(Transport):
     @property
     def address(self) -> tuple[int, int, int, int, int]: ...
 
+class TcpTransport(Transport):
+    def __init__(
+        self,
+        sockets: Sequence[int],
+        rank: int,
+        slots: int,
+        slot_bytes: int,
+        deadline_seconds: float,
+        names: Sequence[str] = [],
+    ) -> None: ...
+
+class MixedTransport(Transport):
+    def __init__(
+        self, shm: ShmTransport, network: Transport, local_ranks: Sequence[int], world_size: int
+    ) -> None: ...
+
 class TwoSidedInbox:
     def __init__(
         self, rank: int, world_size: int, slots: int, slot_bytes: int, memory: torch.Tensor
@@ -114,11 +130,6 @@ class VerbsTransport(Transport):
     def fork_hazard(self) -> str: ...
     @property
     def link(self) -> str: ...
-
-class MixedTransport(Transport):
-    def __init__(
-        self, shm: ShmTransport, verbs: VerbsTransport, local_ranks: Sequence[int], world_size: int
-    ) -> None: ...
 
 class ChannelStats:
     @property

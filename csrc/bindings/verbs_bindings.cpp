@@ -9,7 +9,6 @@
 
 #include "bindings/bindings.h"
 #include "bindings/transport_handle.h"
-#include "transport/mixed/mixed_transport.h"
 #include "transport/verbs/verbs_transport.h"
 
 namespace py = pybind11;
@@ -108,15 +107,6 @@ void bind_verbs(py::module_& module) {
             t.get().connect(list);
           },
           py::arg("addresses"));
-
-  using MixedHandle = Handle<MixedTransport>;
-  py::class_<MixedHandle, TransportHandle>(module, "MixedTransport")
-      .def(py::init([](Handle<ShmTransport>& shm, VerbsHandle& verbs,
-                       const std::vector<int>& local_ranks, int world_size) {
-             return MixedHandle(std::make_unique<MixedTransport>(shm.take_own(), verbs.take_own(),
-                                                                 local_ranks, world_size));
-           }),
-           py::arg("shm"), py::arg("verbs"), py::arg("local_ranks"), py::arg("world_size"));
 }
 
 }  // namespace bls

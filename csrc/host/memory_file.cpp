@@ -84,7 +84,7 @@ void Descriptor::close() {
 
 Descriptor duplicated(int fd) {
   Descriptor file(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (file.get() < 0) fail_by_errno("cannot keep shared memory that was handed over");
+  if (file.get() < 0) fail_by_errno("cannot keep a descriptor that was handed over");
   return file;
 }
 

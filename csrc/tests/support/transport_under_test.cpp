@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "tests/support/ranks.h"
+#include "tests/support/tcp_mesh.h"
 #include "tests/support/two_sided_mesh.h"
 #ifdef BLS_WITH_VERBS
 #include "tests/verbs/verbs_ranks.h"
@@ -38,6 +39,10 @@ void choose_transport() {
   const std::string transport = transport_under_test();
   if (transport == "heap") {
     default_transports() = heap_transports;
+  } else if (transport == "tcp") {
+    default_transports() = tcp_transports;
+  } else if (transport == "tcp_between_hosts") {
+    default_transports() = tcp_between_hosts;
   } else if (transport == "two_sided") {
     default_transports() = two_sided_transports;
 #ifdef BLS_WITH_VERBS

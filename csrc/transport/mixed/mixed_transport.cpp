@@ -9,12 +9,12 @@ constexpr std::chrono::seconds kWatch{1};
 }  // namespace
 
 MixedTransport::MixedTransport(std::unique_ptr<ShmTransport> shm,
-                               std::unique_ptr<VerbsTransport> verbs,
+                               std::unique_ptr<NetworkTransport> network,
                                std::span<const int> local_ranks, int world_size)
     : shm_(std::move(shm)),
-      verbs_(std::move(verbs)),
+      network_(std::move(network)),
       local_ranks_(local_ranks.begin(), local_ranks.end()) {
-  for (int rank = 0; rank < world_size; ++rank) ways_.push_back({verbs_.get(), rank});
+  for (int rank = 0; rank < world_size; ++rank) ways_.push_back({network_.get(), rank});
   for (size_t i = 0; i < local_ranks_.size(); ++i) {
     ways_[static_cast<size_t>(local_ranks_[i])] = {shm_.get(), static_cast<int>(i)};
   }
@@ -23,15 +23,15 @@ MixedTransport::MixedTransport(std::unique_ptr<ShmTransport> shm,
 
 MixedTransport::~MixedTransport() {
   stopping_ = true;
-  verbs_->wake_self();
+  network_->wake_self();
   watcher_.join();
 }
 
 /// A futex and a file descriptor cannot be waited for at once. So a rank sleeps on the futex, and
-/// this thread turns what the device reports into a wake-up.
+/// this thread turns what the network reports into a wake-up.
 void MixedTransport::watch() {
   while (!stopping_) {
-    verbs_->await_event(Clock::now() + kWatch);
+    network_->await_event(Clock::now() + kWatch);
     shm_->wake_self();
   }
 }
@@ -45,7 +45,7 @@ void MixedTransport::sleep(bool (*ready)(void*), void* context, Clock::time_poin
   // What completes from `arm` on wakes this rank, which has announced its sleep by then.
   const auto look_again = [](void* argument) {
     auto& [self, is_ready, of] = *static_cast<Look*>(argument);
-    self.verbs_->arm();
+    self.network_->arm();
     self.progress();
     return self.poisoned().load() != 0 || is_ready(of);
   };
@@ -53,10 +53,10 @@ void MixedTransport::sleep(bool (*ready)(void*), void* context, Clock::time_poin
 }
 
 void MixedTransport::progress() {
-  verbs_->progress();
+  network_->progress();
   if (shm_->poisoned().load(std::memory_order_acquire) == 0) return;
   if (poisoned().load(std::memory_order_acquire) != 0) return;
-  verbs_->adopt_poison(poison_of_host());
+  network_->adopt_poison(poison_of_host());
 }
 
 /// As it came through shared memory, in which ranks tell of other hosts' failures, too.
@@ -72,26 +72,26 @@ Poison MixedTransport::poison_of_host() const {
 
 void MixedTransport::poison_all(const std::string& message) {
   progress();  // what came first stays
-  verbs_->poison_all(message);
+  network_->poison_all(message);
   shm_->tell(poison());
 }
 
 void MixedTransport::pass_poison_on() {
   progress();
   if (poisoned().load(std::memory_order_acquire) == 0) return;
-  verbs_->pass_poison_on();
+  network_->pass_poison_on();
   shm_->pass_poison_on();
   if (shm_->poisoned().load() == 0) shm_->tell(poison());
 }
 
 void MixedTransport::announce_close() {
   shm_->announce_close();
-  verbs_->announce_close();
+  network_->announce_close();
 }
 
 void MixedTransport::abandon() {
   shm_->abandon();
-  verbs_->abandon();
+  network_->abandon();
 }
 
 }  // namespace bls

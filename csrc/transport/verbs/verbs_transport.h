@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/network_transport.h"
 #include "transport/ring_shape.h"
-#include "transport/transport.h"
 #include "transport/verbs/device/verbs_completions.h"
 #include "transport/verbs/device/verbs_memory.h"
 #include "transport/verbs/device/verbs_queue.h"
@@ -40,7 +40,7 @@ struct VerbsAddress {
 /// word; the notification that comes with the write makes the receiver set that word itself, so
 /// that nobody believes bytes that have not arrived. docs/wire-format.md has the details,
 /// docs/design/verbs.md the reasons.
-class VerbsTransport final : public Transport {
+class VerbsTransport final : public NetworkTransport {
  public:
   /// Opens the device and registers all memory. Peers are reachable after `connect`: `peers`, in
   /// ascending order and without this rank. `deadline` ends waits for the device.
@@ -54,12 +54,9 @@ class VerbsTransport final : public Transport {
   void connect(std::span<const VerbsAddress> addresses);
   const VerbsDevice& device() const { return device_; }
 
-  /// The two halves of a sleep: from `arm` on the next completion ends `await_event`, which also
-  /// ends by `wake_self`, an event of the device, or at `until`.
-  void arm();
-  void await_event(Clock::time_point until);
-  /// Takes poison that came by another way for the first, unless there is one. Tells nobody.
-  void adopt_poison(const Poison& poison);
+  void arm() override;
+  void await_event(Clock::time_point until) override;
+  void adopt_poison(const Poison& poison) override;
 
   size_t slot_bytes() const override { return layout_.stride(); }
   size_t ring_bytes() const override { return layout_.ring_bytes(); }

@@ -1,0 +1,89 @@
+#include "transport/tcp/background_writer.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "errors.h"
+
+namespace bls {
+namespace {
+
+// Peers of an owner, in the number of an event.
+constexpr uint64_t kPeers = uint64_t{1} << 16;
+
+/// Never destroyed: its thread goes on to the end of the process.
+std::atomic<BackgroundWriter*> of_this_process{nullptr};
+
+}  // namespace
+
+BackgroundWriter& BackgroundWriter::of_process() {
+  // A forked child has none of the threads, and perhaps a lock that nobody gives back: it gets
+  // another one. What its parent's channels were is abandoned there.
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { of_this_process = nullptr; });
+  static_cast<void>(registered);
+  BackgroundWriter* writer = of_this_process.load();
+  if (writer == nullptr) {
+    auto* const made = new BackgroundWriter;
+    if (of_this_process.compare_exchange_strong(writer, made)) return *made;
+    delete made;
+  }
+  return *writer;
+}
+
+BackgroundWriter::BackgroundWriter() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (epoll_.get() < 0) {
+    throw ChannelError(ErrorKind::kTransport,
+                       std::string("no descriptor for a channel over TCP: ") +
+                           std::strerror(errno) + ". Raise the limit of open files (ulimit -n)");
+  }
+}
+
+uint64_t BackgroundWriter::add(Owner& owner) {
+  const std::lock_guard lock(mutex_);
+  owners_.emplace(next_, &owner);
+  return next_++;
+}
+
+void BackgroundWriter::remove(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  owners_.erase(number);
+}
+
+void BackgroundWriter::await_room(uint64_t number, int peer, int socket) {
+  epoll_event event{};
+  event.events = EPOLLOUT | EPOLLONESHOT;
+  event.data.u64 = number * kPeers + static_cast<uint64_t>(peer);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) != 0 && errno == ENOENT) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
+  }
+  if (runs_.exchange(true)) return;
+  // Signals are for the threads of the program.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([this] { run(); }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void BackgroundWriter::run() {
+  pthread_setname_np(pthread_self(), "bls tcp writer");
+  std::array<epoll_event, 16> events;
+  for (;;) {
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    const std::lock_guard lock(mutex_);
+    for (int i = 0; i < count; ++i) {
+      const uint64_t name = events[static_cast<size_t>(i)].data.u64;
+      const auto owner = owners_.find(name / kPeers);
+      if (owner != owners_.end()) owner->second->write_on(static_cast<int>(name % kPeers));
+    }
+  }
+}
+
+}  // namespace bls

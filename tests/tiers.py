@@ -27,6 +27,6 @@ def slow_but(kept: Collection[T], cases: Iterable[T]) -> list[T | ParameterSet]:
 
 
 # For tests of the channel in which the transport has no part.
-two_sided_is_slow = pytest.mark.parametrize(
-    "transport", slow_but(["shm"], ["shm", "c10d"]), indirect=True
+network_is_slow = pytest.mark.parametrize(
+    "transport", slow_but(["shm"], ["shm", "tcp"]), indirect=True
 )

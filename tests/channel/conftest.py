@@ -1,4 +1,4 @@
-"""Every test of the channel runs over the one-sided transport and over the two-sided one."""
+"""Every test of the channel runs over shared memory and TCP, and the exchange over gloo as well."""
 
 from functools import partial
 
@@ -15,9 +15,13 @@ def make_default(transport: str) -> None:
     defaults["transport"] = transport
 
 
-@pytest.fixture(params=["shm", "c10d"], autouse=True)
+def used(transport: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Has all channels of the test's ranks use a transport."""
+    monkeypatch.setattr(processes, "preparation", partial(make_default, transport))
+    return transport
+
+
+@pytest.fixture(params=["shm", "tcp"], autouse=True)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The transport of all channels of the test's ranks."""
-    chosen: str = request.param
-    monkeypatch.setattr(processes, "preparation", partial(make_default, chosen))
-    return chosen
+    return used(request.param, monkeypatch)

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
-from tests.tiers import two_sided_is_slow
+from tests.tiers import network_is_slow
 from torchrec_bls import BoundedLagChannel, _native
 from torchrec_bls.errors import RendezvousError
 from torchrec_bls.processes import Outcome
@@ -58,7 +58,7 @@ def check_all(outcomes: Sequence[Outcome], error: str, *texts: str) -> None:
         ({"deadline": 0}, "deadline is 0 s, but must be positive"),
     ],
 )
-@two_sided_is_slow
+@network_is_slow
 @pytest.mark.usefixtures("transport")
 def test_arguments_out_of_range_are_refused(changed: dict[str, Any], message: str) -> None:
     check_all(run_outcomes(1, create, [FITTING | changed]), "ValueError", message)

@@ -14,12 +14,19 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.channel.conftest import used
 from tests.processes import run
-from tests.tiers import slow_but, two_sided_is_slow
+from tests.tiers import network_is_slow, slow_but
 from torchrec_bls import BoundedLagChannel
 
 BOUNDS = (0, 1, 2, 4)
 DTYPES = (torch.uint8, torch.bool, torch.float16, torch.int32, torch.float64, torch.bfloat16)
+
+
+@pytest.fixture(params=["shm", "tcp", "c10d"], autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """In the place of the one for the other files."""
+    return used(request.param, monkeypatch)
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ parts = st.builds(
 
 
 # An example takes a second: few of them, and none to find the smallest one that fails.
-@two_sided_is_slow
+@network_is_slow
 @pytest.mark.usefixtures("transport")
 @settings(
     max_examples=20,
@@ -180,7 +187,7 @@ def test_what_a_rank_sends_itself_outlives_its_list() -> None:
 
 @pytest.mark.parametrize(
     ("transport", "world_size"),
-    slow_but([("shm", 1), ("shm", 3), ("c10d", 2)], product(("shm", "c10d"), (1, 2, 3, 4, 8))),
+    slow_but([("shm", 1), ("shm", 3), ("tcp", 2)], product(("shm", "tcp"), (1, 2, 3, 4, 8))),
     indirect=["transport"],
 )
 @pytest.mark.usefixtures("transport")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 
 from tests.processes import run
-from tests.tiers import two_sided_is_slow
+from tests.tiers import network_is_slow
 from torchrec_bls import BoundedLagChannel
 
 
@@ -121,7 +121,7 @@ def read_what_is_not_there(rank: int) -> None:
         read_what_is_not_there,
     ],
 )
-@two_sided_is_slow
+@network_is_slow
 @pytest.mark.usefixtures("transport")
 def test_mistake_is_refused(mistake: object) -> None:
     run(1, mistake)  # type: ignore[arg-type]

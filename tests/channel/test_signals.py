@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
-from tests.tiers import slow_but, two_sided_is_slow
+from tests.tiers import network_is_slow, slow_but
 from torchrec_bls import BoundedLagChannel, _native
 from torchrec_bls.errors import PoisonedError
 
@@ -111,7 +111,7 @@ def announce_after(count: int, handled: list[int], store: dist.Store, key: str) 
     store.set(key, "")
 
 
-@two_sided_is_slow
+@network_is_slow
 @pytest.mark.usefixtures("transport")
 def test_a_handler_that_returns_runs_during_the_wait_and_does_not_disturb_it() -> None:
     assert run(2, handle_and_go_on)[1] == 9
@@ -256,7 +256,7 @@ def end_with_unread_messages(rank: int, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["close", "del"])
-@two_sided_is_slow
+@network_is_slow
 @pytest.mark.usefixtures("transport")
 def test_an_interrupt_while_a_channel_ends_stays_one(how: str) -> None:
     peer, struck = run(2, end_with_unread_messages, how)
@@ -320,7 +320,7 @@ def read_after(rank: int, end: str) -> None:
 
 @pytest.mark.parametrize(
     ("transport", "end"),
-    slow_but([("shm", "closed"), ("c10d", "gone")], product(("shm", "c10d"), ("closed", "gone"))),
+    slow_but([("shm", "closed"), ("tcp", "gone")], product(("shm", "tcp"), ("closed", "gone"))),
     indirect=["transport"],
 )
 @pytest.mark.usefixtures("transport")

@@ -30,7 +30,7 @@ def new_with_a_channel(rank: int) -> tuple[int, int]:
         return len(set(tcp_sockets().values()) - before), new_in_child(before)
 
 
-@pytest.mark.parametrize("transport", ["c10d"], indirect=True)
+@pytest.mark.parametrize("transport", ["tcp", "c10d"], indirect=True)
 @pytest.mark.usefixtures("transport")
 def test_a_child_has_the_sockets_from_before_only() -> None:
     for here, in_child in run(3, new_with_a_channel):
@@ -38,7 +38,7 @@ def test_a_child_has_the_sockets_from_before_only() -> None:
         assert in_child == 0
 
 
-@pytest.mark.parametrize("transport", ["c10d"], indirect=True)
+@pytest.mark.parametrize("transport", ["tcp", "c10d"], indirect=True)
 def test_only_the_same_socket_is_closed() -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

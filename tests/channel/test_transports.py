@@ -117,7 +117,7 @@ def test_shared_memory_does_not_join_hosts() -> None:
         run_outcomes(2, create, "ab", {"transport": "shm"}),
         "channel 'ids': host differs between ranks (ranks [0] on host a; ranks [1] on host b)",
         "one host, one PID namespace and one user namespace only: use transport='auto', 'verbs' "
-        "or 'c10d'",
+        "or 'tcp'",
     )
 
 
@@ -159,11 +159,11 @@ def exchange_without_devices(rank: int, hosts: str, without: Sequence[int]) -> l
 
 
 @pytest.mark.parametrize(("hosts", "without"), [("ab", [0, 1]), ("abc", [1]), ("aab", [2])])
-def test_hosts_without_rdma_are_joined_by_c10d_with_one_warning(
+def test_hosts_without_rdma_are_joined_by_tcp_with_one_warning(
     hosts: str, without: list[int]
 ) -> None:
     (text,), *others = run(len(hosts), exchange_without_devices, hosts, without)
-    assert "use the two-sided transport 'c10d' over TCP instead" in text
+    assert "have no RDMA between them and use TCP instead" in text
     assert f"On rank {without[0]}: this host has no RDMA device" in text
     assert not any(others)
 
@@ -227,9 +227,9 @@ def create_as(rank: int, transports: Sequence[str]) -> None:
 
 
 def test_a_transport_that_does_not_exist_is_refused() -> None:
-    (outcome,) = run_outcomes(1, create, "a", {"transport": "tcp"})
+    (outcome,) = run_outcomes(1, create, "a", {"transport": "udp"})
     assert outcome.error == "ValueError"
-    assert outcome.message == "transport is 'tcp', but has to be one of auto, shm, verbs, c10d"
+    assert outcome.message == "transport is 'udp', but has to be one of auto, shm, verbs, tcp, c10d"
 
 
 _WITHOUT_THE_LIBRARY = """

@@ -213,15 +213,15 @@ LATER = [
 ]
 
 # A rank that goes on too late may find its connections reset, and what its peers told it lost.
-_STOPPED_TWO_SIDED = {"end": ("PeerDiedError", "PoisonedError"), "words_of_struck": ()}
-# Not over it: what strikes shared memory and its descriptors, and the large message of a killed
+_STOPPED_ELSEWHERE = {"end": ("PeerDiedError", "PoisonedError"), "words_of_struck": ()}
+# Not over TCP: what strikes shared memory and its descriptors, and the large message of a killed
 # rank, which may have arrived or not. The protocol above is the same.
-TWO_SIDED = [
+OVER_TCP = [
     replace(
         row,
-        name=f"{row.name}, c10d",
-        arguments=(("transport", "c10d"),),
-        **(_STOPPED_TWO_SIDED if row in DELAY and row.errors else {}),
+        name=f"{row.name}, tcp",
+        arguments=(("transport", "tcp"),),
+        **(_STOPPED_ELSEWHERE if row in DELAY and row.errors else {}),
     )
     for row in (*DEATH, *DELAY, *LEAVING, *INTERRUPTS, *LATER)
     if row.world < 8
@@ -241,5 +241,5 @@ MATRIX: list[Row] = [
     *DAMAGE,
     *CREATION,
     *LATER,
-    *TWO_SIDED,
+    *OVER_TCP,
 ]

@@ -31,7 +31,7 @@ SERVICE = [
             ("no KeyedJaggedTensor", with_tensor),
             ("without the attribute", without_ids),
         )
-        for over, arguments in (("", ()), (", c10d", (("transport", "c10d"),)))
+        for over, arguments in (("", ()), (", tcp", (("transport", "tcp"),)))
     ),
     replace(
         _request,
@@ -51,13 +51,13 @@ SERVICE = [
     replace(_request, name="a rank has no request", fault=EndOfRequests(), iteration=0),
     replace(
         _request,
-        name="a rank has fewer requests, c10d",
+        name="a rank has fewer requests, tcp",
         fault=EndOfRequests(),
-        arguments=(("transport", "c10d"),),
+        arguments=(("transport", "tcp"),),
     ),
     *(
         replace(_request, name=f"refresh under load{over}", arguments=(("refresh", True), *more))
-        for over, more in (("", ()), (", c10d", (("transport", "c10d"),)))
+        for over, more in (("", ()), (", tcp", (("transport", "tcp"),)))
     ),
 ]
 
@@ -65,7 +65,7 @@ _moved = Row("", Nothing(), play=move, moment="reshard", deadline=5.0)
 RESHARDING = [
     *(
         replace(_moved, name=f"tables go to other ranks{over}", arguments=arguments)
-        for over, arguments in (("", ()), (", c10d", (("transport", "c10d"),)))
+        for over, arguments in (("", ()), (", tcp", (("transport", "tcp"),)))
     ),
     replace(
         _moved,

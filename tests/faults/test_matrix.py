@@ -34,12 +34,12 @@ def kind_of(row: Row) -> tuple[object, ...]:
 
 
 def slow_rows() -> set[str]:
-    """All but the first of each kind. Over the two-sided transport, under which the protocol is the
-    same, a rank is killed and nothing else."""
+    """All but the first of each kind. Over TCP, under which the protocol is the same, a rank is
+    killed and nothing else."""
     slow, kinds = set(LONG), set()
     for row in MATRIX:
-        is_two_sided = ("transport", "c10d") in row.arguments
-        if is_two_sided and not isinstance(row.fault, Kill):
+        over_tcp = ("transport", "tcp") in row.arguments
+        if over_tcp and not isinstance(row.fault, Kill):
             slow.add(row.name)
         elif row.name not in slow:
             if kind_of(row) in kinds:

@@ -177,8 +177,9 @@ class BoundedLagChannel:
         name: name of the channel in errors, traces and statistics.
         deadline: seconds after which waiting for a peer is an error.
         transport: "shm" is shared memory, for the ranks of one host; "verbs" is RDMA for all;
-            "c10d" is gloo's messages from rank to rank, over TCP; "auto" is shared memory among the
-            ranks of a host and RDMA between hosts, or c10d for all where a host has no RDMA.
+            "tcp" is TCP for all; "c10d" is gloo's messages from rank to rank; "auto" is shared
+            memory among the ranks of a host, and RDMA between hosts, or TCP where a host has no
+            RDMA.
         verbs: options of RDMA devices; None: as the environment variables say.
         rendezvous: place where the ranks meet; None: one for this name.
 

@@ -25,8 +25,8 @@ class ExchangeOptions:
         bound: iterations that ranks may be apart; bound + 1 exchanges may be outstanding. 0 is
             synchronous and, for modules, the only one that trains.
         transport: way of messages. "shm" is shared memory, for the ranks of one host; "verbs" is
-            RDMA for all; "c10d" is gloo's messages from rank to rank, over TCP; "auto" is shared
-            memory among the ranks of a host and RDMA between hosts, or c10d for all where a host
+            RDMA for all; "tcp" is TCP for all; "c10d" is gloo's messages from rank to rank; "auto"
+            is shared memory among the ranks of a host, and RDMA between hosts, or TCP where a host
             has no RDMA.
         slot_bytes: size of every slot. Messages up to this size, less a header of at most 256
             bytes, go straight into the receiver's memory. The receiver pulls larger ones. None:

@@ -98,7 +98,7 @@ def outgrow_in_a_pipeline(rank: int, transport: str) -> int:
     return before
 
 
-@pytest.mark.parametrize("transport", slow_but(["shm"], ["shm", "c10d"]))
+@pytest.mark.parametrize("transport", slow_but(["shm"], ["shm", "tcp"]))
 def test_slots_grow_while_ranks_are_apart(transport: str) -> None:
     run(3, outgrow_in_a_pipeline, transport, deadline=120)
 

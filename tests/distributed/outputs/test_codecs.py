@@ -80,7 +80,7 @@ def compare_forward(rank: int, world_size: int, kind: models.Kind) -> None:
     batches = [ids for ids in batches if ids.stride() > 0 or kind.name == "ec"]
     batches = batches[:3] + batches[-1:]
     expected = [forward(plain, ids) for ids in batches]
-    for transport in ("shm", "c10d"):
+    for transport in ("shm", "tcp"):
         config = BLSConfig(codecs=CodecConfig(forward=CODECS), transport=transport)
         model = models.shard(kind, "mixed", kind.bls_sharder(config), nodes)
         for ids, wanted in zip(batches, expected, strict=True):
@@ -187,7 +187,7 @@ def forward_with_nan(rank: int, transport: str) -> None:
     assert channel.stats().pulled_messages > 0 or rank != 0
 
 
-@pytest.mark.parametrize("transport", ["shm", "c10d"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_rows_that_are_not_finite_arrive_as_they_are(transport: str) -> None:
     run(2, forward_with_nan, transport)
 

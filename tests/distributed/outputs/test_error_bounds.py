@@ -68,7 +68,7 @@ def compare_forward(rank: int, world_size: int, kind: models.Kind) -> None:
     batches = batches[:3] + batches[-1:]
     expected = [forward(plain, ids) for ids in batches]
     codecs = CodecConfig(forward={table: ErrorBound(bound) for table, bound in BOUNDS.items()})
-    for transport in ("shm", "c10d"):
+    for transport in ("shm", "tcp"):
         config = BLSConfig(codecs=codecs, transport=transport)
         model = models.shard(kind, "mixed", kind.bls_sharder(config), nodes)
         for ids, wanted in zip(batches, expected, strict=True):

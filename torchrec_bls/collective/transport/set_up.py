@@ -3,17 +3,18 @@
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
 from torchrec_bls.collective.transport.shape import Shape
+from torchrec_bls.collective.transport.tcp_connections import Listener, connected, own_address
 from torchrec_bls.collective.transport.two_sided import TwoSidedMessenger
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 from torchrec_bls.errors import RendezvousError
 
-TRANSPORTS = ("auto", "shm", "verbs", "c10d")
+TRANSPORTS = ("auto", "shm", "verbs", "tcp", "c10d")
 
 _ONE_KIND_OF_LINK = {"link": "Use RDMA ports of one kind on all hosts"}
 
@@ -27,7 +28,7 @@ def set_up(
         rendezvous: rendezvous of the channel.
         shape: shape of the channel.
         transport: one of TRANSPORTS. "auto" is shared memory among the ranks of a host and RDMA
-            between hosts, or, where a host has no RDMA, "c10d" for all.
+            between hosts, or TCP where one of them has no RDMA.
         config: options of RDMA devices; None: as the environment variables say.
 
     Raises:
@@ -35,6 +36,8 @@ def set_up(
     """
     if transport == "c10d":
         return _two_sided(rendezvous, shape)
+    if transport == "tcp":
+        return _tcp(rendezvous, shape, _others(shape))
     if transport == "verbs":
         with _own_part_of_verbs(rendezvous, "transport 'verbs'"):
             verbs = _open_verbs(shape, config, _others(shape))
@@ -48,7 +51,7 @@ def set_up(
         raise RendezvousError(
             f"channel '{shape.name}': host differs between ranks ({told}). Shared memory joins "
             "processes of one host, one PID namespace and one user namespace only: use "
-            "transport='auto', 'verbs' or 'c10d'"
+            "transport='auto', 'verbs' or 'tcp'"
         )
     return _between_hosts(rendezvous, shape, config, told)
 
@@ -68,19 +71,20 @@ def _between_hosts(
         if record["missing"]:
             if shape.rank == 0:  # all ranks know the same
                 warnings.warn(
-                    "Ranks on several hosts have no RDMA between them and use the two-sided "
-                    "transport 'c10d' over TCP instead, which is slower. On "
-                    f"{rendezvous.names.of(rank)}: {record['missing']} (`torchrec-bls "
-                    "doctor` says more). Set transport='c10d' to choose it",
+                    "Ranks on several hosts have no RDMA between them and use TCP instead, which "
+                    f"is slower. On {rendezvous.names.of(rank)}: {record['missing']} "
+                    "(`torchrec-bls doctor` says more). Set transport='tcp' to choose it for all",
                     stacklevel=2,
                 )
-            return _two_sided(rendezvous, shape)
-    _connect_verbs(rendezvous, shape, verbs)
+            network: _native.Transport = _tcp(rendezvous, shape, elsewhere)
+            break
+    else:
+        network = _connect_verbs(rendezvous, shape, verbs)
     # All ranks find the same, since a rank alone on its host changes the result for all of them.
     if len(_ranks_by_host(shape)) == shape.world_size:
-        return verbs
+        return network
     shm = _shm(rendezvous, shape, shape.local_ranks)
-    return _native.MixedTransport(shm, verbs, shape.local_ranks, shape.world_size)
+    return _native.MixedTransport(shm, network, shape.local_ranks, shape.world_size)
 
 
 def _ranks_by_host(shape: Shape) -> dict[str, list[int]]:
@@ -126,6 +130,35 @@ def _two_sided(rendezvous: Rendezvous, shape: Shape) -> _native.TwoSidedTranspor
         messenger.connect(rendezvous.group, rendezvous.own_store("connected"))
     rendezvous.exchange("connected", {})
     return messenger.transport()
+
+
+def _tcp(rendezvous: Rendezvous, shape: Shape, peers: Sequence[int]) -> _native.TcpTransport:
+    with rendezvous.own_part():
+        listener = Listener(own_address(is_one_host=len(set(shape.hosts)) == 1))
+    try:
+        records = rendezvous.exchange("TCP addresses", listener.record)
+        with rendezvous.own_part(), ExitStack() as stack:
+            sockets = connected(
+                shape.rank,
+                listener,
+                {peer: records[peer] for peer in peers},
+                shape.deadline,
+                rendezvous.names,
+            )
+            for socket in sockets.values():  # the transport has copies
+                stack.enter_context(socket)
+            transport = _native.TcpTransport(
+                [sockets[rank].fileno() if rank in sockets else -1 for rank in range(len(records))],
+                shape.rank,
+                shape.slots,
+                shape.slot_bytes,
+                shape.deadline,
+                shape.names,
+            )
+    finally:
+        listener.close()
+    rendezvous.exchange("TCP connected", {})
+    return transport
 
 
 @contextmanager

@@ -51,6 +51,11 @@ def features() -> _native.ShardedFeatures:
     return _native.ShardedFeatures(of_features, window)
 
 
+def write_rows(ids: Any, rows: Any) -> None:
+    segment = _native.TableSegment.create(LABEL, [], 8192, False, refreshed=True)
+    _native.write_rows([(segment, _native.FIRST_TABLE_OFFSET, 4096)], ids, rows)
+
+
 def frame_of(rows: Any) -> _native.Frame:
     coded = _native.CodedFeatures([(0, 2, 0.0, False)])
     return _native.Frame.side_by_side(coded, rows, 0, 4)
@@ -137,6 +142,8 @@ ARGUMENTS = {
     "TableSegment.create": Argument(
         "a part", lambda t: _native.TableSegment.create(LABEL, [(t, 4096)], 8192, False), TABLE
     ),
+    "write_rows ids": Argument("ids", lambda t: write_rows(t, ROW), VALUES),
+    "write_rows rows": Argument("rows", lambda t: write_rows(VALUES, t), ROW, "contiguous matrix"),
     "encode_rows rows": Argument(
         "rows", lambda t: _native.encode_rows(0, t, BYTES), ROW, "matrix with contiguous rows"
     ),
@@ -158,6 +165,7 @@ OF_ANY_DTYPE = (
     "copy_table_rows out",
     "copy_rows_directly out",
     "TableSegment.create",
+    "write_rows rows",
     "Buffers.whole",
     "Buffers.split",
 )

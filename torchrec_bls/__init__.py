@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from torchrec_bls.direct.offers.attach import attach
     from torchrec_bls.direct.offers.offer import Offer, offer
     from torchrec_bls.direct.serving.publisher import Publication
-    from torchrec_bls.direct.serving.publishing import publish, serving_state, version_of
+    from torchrec_bls.direct.serving.publishing import (
+        publish,
+        publish_rows,
+        serving_state,
+        version_of,
+    )
     from torchrec_bls.direct.serving.serving_state import ServingState
     from torchrec_bls.distributed.codec_config import CodecConfig
     from torchrec_bls.distributed.config import BLSConfig
@@ -76,6 +81,7 @@ __all__ = [
     "keeper",
     "offer",
     "publish",
+    "publish_rows",
     "record_lookups",
     "serving_state",
     "version_of",
@@ -114,6 +120,7 @@ _FOR_TORCHREC = {
     "keeper": ".direct.keeping.keeper",
     "offer": ".direct.offers.offer",
     "publish": ".direct.serving.publishing",
+    "publish_rows": ".direct.serving.publishing",
     "record_lookups": ".analysis.recording",
     "serving_state": ".direct.serving.publishing",
     "version_of": ".direct.serving.publishing",

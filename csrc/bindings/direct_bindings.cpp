@@ -25,6 +25,7 @@
 #include "lookup/direct/table_pages.h"
 #include "lookup/direct/table_segment.h"
 #include "lookup/direct/table_window.h"
+#include "lookup/direct/written_rows.h"
 
 namespace py = pybind11;
 
@@ -42,6 +43,12 @@ using VersionTuple = std::tuple<uint64_t, std::string>;
 
 /// (process, serial of the oldest version that it has mapped)
 using ReaderTuple = std::pair<uint64_t, uint64_t>;
+
+/// A pin, and the slot that has to outlive it. A keep_alive takes as long as all the rest of a pin.
+struct HeldPin {
+  py::object slot;
+  SidePin pin;  // after the slot, so that it goes first
+};
 
 /// (tensor, offset in the segment)
 using PartTuple = std::pair<Tensor, size_t>;
@@ -130,7 +137,7 @@ HugePages pages_of(const HugePagesArgument& argument) {
 }
 
 TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t bytes,
-                            const HugePagesArgument& huge_pages, size_t first) {
+                            const HugePagesArgument& huge_pages, size_t first, bool refreshed) {
   py::iterator at = py::iter(parts);
   std::optional<PartTuple> part;  // what is written
   const NextPart next = [&]() -> std::optional<TablePart> {
@@ -143,8 +150,9 @@ TableSegment create_segment(const LabelTuple& label, const Parts& parts, size_t 
   };
   const TableLabel of_segment = label_of(label);
   const HugePages pages = pages_of(huge_pages);
+  const auto kind = refreshed ? TableSegment::Kind::kRefreshed : TableSegment::Kind::kConstant;
   const py::gil_scoped_release release;
-  return TableSegment::create(of_segment, next, bytes, pages, first);
+  return TableSegment::create(of_segment, next, bytes, pages, first, kind);
 }
 
 std::span<int64_t> numbers_in(const TensorItems& items) {
@@ -172,21 +180,37 @@ void sum_rows(const ShardedFeatures& features, const Tensor& lengths, const Tens
   sum_rows_directly(batch, to.row_bytes(), {to.data, to.bytes()});
 }
 
-TableWindow window_of(const std::vector<PieceTuple>& tuples) {
+std::vector<SegmentPages> pieces_of(const std::vector<PieceTuple>& tuples) {
   std::vector<SegmentPages> pieces;
   for (const auto& [segment, offset, bytes] : tuples) {
     if (segment == nullptr) throw std::invalid_argument("a piece of no segment");
     pieces.push_back({segment, offset, bytes});
   }
+  return pieces;
+}
+
+TableWindow window_of(const std::vector<PieceTuple>& tuples) {
+  const std::vector<SegmentPages> pieces = pieces_of(tuples);
   const py::gil_scoped_release release;
   return TableWindow(pieces);
+}
+
+void write_table_rows(const std::vector<PieceTuple>& tuples, const Tensor& ids,
+                      const Tensor& rows) {
+  const std::vector<SegmentPages> pieces = pieces_of(tuples);
+  const TensorItems numbers = items_of(ids, "ids", kInt64);
+  const TensorRows from = rows_of(rows, "rows", kAnyDtype);
+  check_rows("rows", from, numbers.count);
+  const py::gil_scoped_release release;
+  write_rows(pieces, from.row_bytes(), numbers_in(numbers), from.data);
 }
 
 void bind_segments(py::module_& module) {
   // To unmap gigabytes takes long, during which other threads look batches up.
   py::class_<TableSegment>(module, "TableSegment", py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &create_segment, py::arg("label"), py::arg("parts"), py::arg("bytes"),
-                  py::arg("huge_pages"), py::arg("first") = TableSegment::kFirstOffset)
+                  py::arg("huge_pages"), py::arg("first") = TableSegment::kFirstOffset,
+                  py::arg("refreshed") = false)
       .def_static(
           "open",
           [](const AddressTuple& t, const LabelTuple& expected) {
@@ -207,6 +231,10 @@ void bind_segments(py::module_& module) {
           py::arg("descriptor"), py::arg("expected"))
       .def_property_readonly("size", &TableSegment::size)
       .def_property_readonly("small_page_bytes", &TableSegment::small_page_bytes)
+      .def_property_readonly("is_refreshed",
+                             [](const TableSegment& segment) {
+                               return segment.kind() == TableSegment::Kind::kRefreshed;
+                             })
       .def_property_readonly("descriptor", &TableSegment::descriptor)
       .def_property_readonly(
           "address", [](const TableSegment& segment) { return tuple_of(segment.address()); });
@@ -280,6 +308,9 @@ void bind_control_page(py::module_& module) {
       .def("take_over", &ControlPage::take_over, py::arg("owner"), py::arg("before"),
            py::arg("next"))
       .def("abandon", &ControlPage::abandon, py::arg("owner"))
+      .def("serial_on", &ControlPage::serial_on, py::arg("side"))
+      .def("set_serial_on", &ControlPage::set_serial_on, py::arg("side"), py::arg("serial"))
+      .def("holders", &ControlPage::holders, py::arg("side"))
       .def("readers",
            [](const ControlPage& page) {
              std::vector<ReaderTuple> readers;
@@ -300,6 +331,7 @@ void bind_control_page(py::module_& module) {
 }  // namespace
 
 void bind_reader_slots(py::module_& module) {
+  py::class_<HeldPin>(module, "SidePin");
   py::class_<ReaderSlot>(module, "ReaderSlot")
       .def_static(
           "take",
@@ -309,7 +341,15 @@ void bind_reader_slots(py::module_& module) {
           },
           py::arg("page"), py::arg("process"), py::arg("oldest"), py::arg("is_alive"),
           py::keep_alive<0, 1>())
-      .def("tell", &ReaderSlot::tell, py::arg("oldest"));
+      .def("tell", &ReaderSlot::tell, py::arg("oldest"))
+      .def(
+          "pin",
+          [](py::object slot, uint32_t side, uint64_t serial) -> std::optional<HeldPin> {
+            std::optional<SidePin> pin = slot.cast<ReaderSlot&>().pin(side, serial);
+            if (!pin) return std::nullopt;
+            return HeldPin{std::move(slot), std::move(*pin)};
+          },
+          py::arg("side"), py::arg("serial"));
 }
 
 void bind_direct(py::module_& module) {
@@ -322,6 +362,7 @@ void bind_direct(py::module_& module) {
       // Whoever looks rows up keeps the window that they lie in, whatever other threads drop.
       .def(py::init<const std::vector<FeatureTuple>&, const TableWindow&>(), py::arg("features"),
            py::arg("window"), py::keep_alive<1, 3>());
+  module.def("write_rows", &write_table_rows, py::arg("pieces"), py::arg("ids"), py::arg("rows"));
   module.def("copy_rows_directly", &copy_rows, py::arg("features"), py::arg("values"),
              py::arg("counts"), py::arg("rows_read"), py::arg("out"));
   module.def("sum_rows_directly", &sum_rows, py::arg("features"), py::arg("lengths"),

@@ -124,8 +124,10 @@ Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose) {
   return file;
 }
 
-void seal_memory_file(int fd, bool contents, const MemoryPurpose& purpose) {
-  const int seals = contents ? kSizeSeals | F_SEAL_WRITE : kSizeSeals;
+void seal_memory_file(int fd, Seal seal, const MemoryPurpose& purpose) {
+  int seals = kSizeSeals;
+  if (seal == Seal::kLaterWriters) seals |= F_SEAL_FUTURE_WRITE;
+  if (seal == Seal::kContents) seals |= F_SEAL_WRITE;
   const auto end = std::chrono::steady_clock::now() + kLongestHold;
   while (fcntl(fd, F_ADD_SEALS, seals) != 0) {
     // The kernel has waited 0.15 s for whoever holds a page.
@@ -153,16 +155,19 @@ Descriptor open_memory_file(const MemoryFileAddress& address, bool writable) {
   Descriptor file(::open(("/proc/self/fd/" + std::to_string(there.get())).c_str(),
                          (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   if (file.get() < 0) fail_open(address);
-  if (!is_sealed(file.get(), address.bytes, !writable)) not_there(address);
+  const Seal least = writable ? Seal::kSize : Seal::kLaterWriters;
+  if (!is_sealed(file.get(), address.bytes, least)) not_there(address);
   return file;
 }
 
-bool is_sealed(int fd, uint64_t bytes, bool contents) {
-  const int wanted = contents ? kSizeSeals | F_SEAL_WRITE : kSizeSeals;
+bool is_sealed(int fd, uint64_t bytes, Seal seal) {
   const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) return false;
+  int enough = F_SEAL_WRITE;
+  if (seal == Seal::kLaterWriters) enough |= F_SEAL_FUTURE_WRITE;
+  if (seal != Seal::kSize && (seals & enough) == 0) return false;
   struct stat info {};  // of now, when no process can change it
-  return seals >= 0 && (seals & wanted) == wanted && fstat(fd, &info) == 0 &&
-         static_cast<uint64_t>(info.st_size) == bytes;
+  return fstat(fd, &info) == 0 && static_cast<uint64_t>(info.st_size) == bytes;
 }
 
 std::string mebibytes(uint64_t bytes) {

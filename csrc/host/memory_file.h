@@ -59,21 +59,27 @@ void reserve_memory(int fd, uint64_t begin, uint64_t end, const MemoryPurpose& p
 /// memory is an error here and not a SIGBUS later. Throws ChannelError.
 Descriptor create_memory_file(uint64_t bytes, const MemoryPurpose& purpose);
 
-/// Seals the size of a memory file for good: no process can cut off what others have mapped. With
-/// `contents`, nobody can write to it any more, either; who holds a page meanwhile is waited for,
-/// for seconds. Throws ChannelError.
-void seal_memory_file(int fd, bool contents, const MemoryPurpose& purpose);
+/// What nobody can change any more about a memory file, for good. Each includes the ones before.
+enum class Seal {
+  kSize,          ///< its size: no process can cut off what others have mapped
+  kLaterWriters,  ///< who may write to it: those that have it mapped to write to by now
+  kContents,      ///< its contents
+};
+
+/// Seals a memory file. For its contents, who holds a page meanwhile is waited for, for seconds.
+/// Throws ChannelError.
+void seal_memory_file(int fd, Seal seal, const MemoryPurpose& purpose);
 
 /// The address of a file of this process. Throws ChannelError.
 MemoryFileAddress address_of(int fd);
 
-/// Opens a sealed memory file of another process (or of this one). Nothing else that the address
-/// may name is opened. Throws ChannelError.
+/// Opens a sealed memory file of another process (or of this one), against later writers unless it
+/// is opened to be written to. Nothing else that the address may name is opened. Throws
+/// ChannelError.
 Descriptor open_memory_file(const MemoryFileAddress& address, bool writable);
 
-/// Whether a descriptor is of a memory file of this size, sealed for good, with its contents if
-/// asked for.
-bool is_sealed(int fd, uint64_t bytes, bool contents);
+/// Whether a descriptor is of a memory file of this size, sealed at least so.
+bool is_sealed(int fd, uint64_t bytes, Seal seal);
 
 /// Bytes as a number of MiB, rounded up.
 std::string mebibytes(uint64_t bytes);

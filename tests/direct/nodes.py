@@ -77,7 +77,7 @@ class Nodes:
         self._listener.bind(str(folder / "control"))
         self._listener.listen()
         self._connections: dict[object, Connection] = {}
-        self._pool = ThreadPoolExecutor(8)
+        self._pool = ThreadPoolExecutor(24)
         self._running: list[Future[Any]] = []
 
     def start_ranks(self, count: int) -> None:
@@ -125,6 +125,10 @@ class Nodes:
         if not succeeded:
             raise NodeFailedError(f"in {name}: {result}")
         return result
+
+    def has_answered(self, name: object) -> bool:
+        """Returns whether the call has ended that was begun last."""
+        return self._connections[name].poll()
 
     def kill(self, name: object) -> None:
         """Kills a process, and returns when it is gone."""

@@ -213,6 +213,23 @@ def test_a_dead_readers_slot_is_free() -> None:
     assert taken is not None and readers.readers_of(page) == {os.getpid(): 7}
 
 
+def test_a_pin_keeps_its_slot() -> None:
+    page = _native.ControlPage.create(1, bytes(32))
+    slot = _native.ReaderSlot.take(page, this_process().identity, 1, is_alive)
+    assert slot is not None and slot.pin(1, 5) is None
+    page.set_serial_on(1, 5)
+    pin, again = slot.pin(1, 5), slot.pin(1, 5)
+    assert pin is not None and again is not None and slot.pin(0, 5) is None
+    page.set_serial_on(1, 0)
+    assert slot.pin(1, 5) is None
+    del slot, again
+    gc.collect()
+    assert readers.holders_of_side(page, 1) == [os.getpid()]
+    assert readers.holders_of_side(page, 0) == []
+    del pin
+    assert readers.holders_of_side(page, 1) == [] and page.readers() == []
+
+
 def test_a_signal_while_a_slot_is_taken_takes_none() -> None:
     page = _native.ControlPage.create(1, bytes(32))
     kept = [_native.ReaderSlot.take(page, 1 + i, 1, lambda _: True) for i in range(SLOTS)]

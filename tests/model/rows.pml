@@ -1,12 +1,12 @@
 /*
  * Rows that are refreshed in place: two copies of a table, readers that pin one of them for a
  * forward, and a keeper that writes to the other one. docs/design/row-refresh.md says what stands
- * for what. Nothing of it is built.
+ * for what.
  *
  *   PROCESSES     that read, each with THREADS threads that call one model
  *   SERIALS       versions that are announced, besides the first one
  *   DEADLINES     1: the keeper may give up while it waits, or be interrupted while it writes
- *   WHOLE         1: a version may come as a whole, in two new copies
+ *   WHOLE         1: a version may come as a whole, in tables that stay as they are
  *   DEATHS        of the keeper. A successor can't write to the copies that it finds.
  *   KILLS         of processes that read
  *   CHECK         0: a reader does not look again which version a copy has, after its pin
@@ -20,14 +20,15 @@
 #define ALL 3 /* a set of rows: bit i for row i */
 #define FIRST 1
 #define LAST (FIRST + SERIALS)
-#define COPIES (2 * (1 + DEATHS + WHOLE))
-#define OTHER(copy) ((copy) ^ 1)
-#define SIDE(copy) ((copy) & 1) /* a process counts its pins by the side, whatever the pair */
+#define COPIES (2 * (1 + DEATHS + 2 * WHOLE))
+#define NONE 255
+#define SIDE(copy) ((copy) & 1) /* whatever pair it is of */
 #define HAS(set, row) (((set) >> (row)) & 1)
 
 byte announced; /* the serial of what serves */
 byte copy_of[LAST + 1]; /* which copy has it: the record that the page has of it */
-byte version[COPIES]; /* of each copy, on the page: its serial, or 0 while it is written */
+bool constant[COPIES]; /* its version is a whole one, which has no side */
+byte version[2]; /* of each side, on the page: its serial, or 0 while it is written */
 byte cell[COPIES * ROWS]; /* of each row, the serial in which it was last changed */
 byte right[(LAST + 1) * ROWS]; /* the same as it should be, in each version */
 byte pins[PROCESSES * 2]; /* of each process, by the side of the copy */
@@ -47,12 +48,18 @@ end:
     :: /* The hook before the forward enters the gate, and a switch waits for those inside. */
        d_step { own = taken[process]; inside[process]++; copy = copy_of[own] };
        do
-       :: pins[process * 2 + SIDE(copy)]++;
+       :: constant[copy] -> break
+       :: !constant[copy] ->
+          pins[process * 2 + SIDE(copy)]++;
           if
-          :: !CHECK || version[copy] == own -> break
+          :: !CHECK || version[SIDE(copy)] == own -> break
           :: else ->
-             /* It is being written to, so that a later version serves: the process changes to it. */
-             d_step { pins[process * 2 + SIDE(copy)]--; inside[process]-- };
+             /* A later version serves: the process changes to it. */
+             d_step {
+               assert(announced > own);
+               pins[process * 2 + SIDE(copy)]--;
+               inside[process]--
+             };
              atomic {
                inside[process] == 0 || taken[process] != own ->
                taken[process] = (taken[process] == own -> announced : taken[process]);
@@ -77,7 +84,10 @@ end:
        :: row == ROWS -> break
        od;
        atomic {
-         pins[process * 2 + SIDE(copy)]--;
+         if
+         :: !constant[copy] -> pins[process * 2 + SIDE(copy)]--
+         :: else
+         fi;
          inside[process]--;
          row = 0; own = 0; copy = 0
        }
@@ -99,10 +109,10 @@ end:
 
 proctype Keeper() {
   byte live, free, next, row, changed, process;
-  bool is_own = true; /* it has made these copies, so that it can write to them */
+  byte pair = 0; /* the first one of the two copies that it has made, and can write to */
+  byte source = NONE; /* what they were made from */
   byte dirty = 0; /* rows in which the free copy may differ from the one that serves */
-  bool is_new; /* the free one is the first of a new pair */
-  bool gives_up;
+  bool is_whole, gives_up;
 again:
   {
     do
@@ -110,12 +120,10 @@ again:
     :: announced < LAST ->
        d_step {
          live = copy_of[announced];
-         next = announced + 1;
-         gives_up = false;
-         is_new = !is_own
+         next = announced + 1
        };
        if
-       :: WHOLE && wholes < WHOLE && is_own -> wholes++; is_new = true
+       :: wholes < WHOLE -> wholes++; is_whole = true
        :: true
        fi;
        if
@@ -124,29 +132,43 @@ again:
        :: changed = ALL
        fi;
        if
-       :: is_new ->
-          d_step { free = pairs * 2; pairs++; dirty = ALL; printf("two new copies\n") }
-       :: else -> free = OTHER(live)
-       fi;
-       d_step {
-         if
-         :: MARK -> version[free] = 0
-         :: else
-         fi;
-         process = (is_new -> PROCESSES : 0) /* nobody reads what is new */
-       };
-       do
-       :: process < PROCESSES ->
+       :: is_whole ->
+          d_step { free = pairs * 2; pairs++; constant[free] = true; pair = NONE; dirty = ALL }
+       :: !is_whole ->
+          d_step {
+            if
+            :: pair == NONE || (live != pair && live != pair + 1 && live != source) ->
+               pair = pairs * 2;
+               pairs++;
+               source = live;
+               dirty = 0;
+               for (row : 0 .. ROWS - 1) {
+                 cell[pair * ROWS + row] = cell[live * ROWS + row];
+                 cell[(pair + 1) * ROWS + row] = cell[live * ROWS + row]
+               }
+               row = 0;
+               printf("two new copies\n")
+            :: else
+            fi;
+            free = pair + (constant[live] -> 1 : 1 - SIDE(live))
+          };
           if
-          :: !AWAIT || pins[process * 2 + SIDE(free)] == 0 || (IDENTITY && dead[process]) ->
-             process++
-          :: DEADLINES && pins[process * 2 + SIDE(free)] != 0 -> gives_up = true; break
-          fi
-       :: else -> break
-       od;
+          :: MARK -> version[SIDE(free)] = 0
+          :: else
+          fi;
+          do
+          :: process < PROCESSES ->
+             if
+             :: !AWAIT || pins[process * 2 + SIDE(free)] == 0 || (IDENTITY && dead[process]) ->
+                process++
+             :: DEADLINES && pins[process * 2 + SIDE(free)] != 0 -> gives_up = true; break
+             fi
+          :: else -> break
+          od
+       fi;
        if
        :: !gives_up ->
-          d_step { dirty = (DIRTY -> dirty | changed : dirty); row = 0 };
+          dirty = (DIRTY || is_whole -> dirty | changed : dirty);
           do
           :: row < ROWS && (HAS(changed, row) || HAS(dirty, row)) ->
              d_step {
@@ -168,19 +190,23 @@ again:
               right[next * ROWS + row] =
                   (HAS(changed, row) -> next : right[announced * ROWS + row])
             }
-            version[free] = next;
+            if
+            :: !is_whole -> version[SIDE(free)] = next
+            :: else
+            fi;
             row = 0
           };
-          d_step { announced = next; printf("version %d serves\n", next) };
-          /* What served until now is the free one, and lacks what has changed. The other copy of a
-             new pair has nothing yet. */
-          d_step { dirty = (is_new -> ALL : changed); is_own = true }
-       :: gives_up && is_new -> pairs--
+          if
+          :: d_step { announced = next; printf("version %d serves\n", next) };
+             /* What served until now is the free one, and lacks what has changed. */
+             dirty = changed
+          :: DEADLINES /* an exception */
+          fi
        :: else
        fi;
        d_step {
          live = 0; free = 0; next = 0; row = 0; changed = 0; process = 0;
-         is_new = false; gives_up = false
+         is_whole = false; gives_up = false
        }
     od
   }
@@ -189,9 +215,9 @@ again:
       keeper_dies ->
       printf("the keeper dies\n");
       keeper_dies = false;
-      is_own = false; dirty = ALL;
+      pair = NONE; source = NONE; dirty = 0;
       live = 0; free = 0; next = 0; row = 0; changed = 0; process = 0;
-      is_new = false; gives_up = false
+      is_whole = false; gives_up = false
     };
     goto again
   };

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
-from torchrec_bls.direct.generation import FloatGeneration
+from torchrec_bls.direct.generation import FloatGeneration, side_of
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.new_weights import entry_of, rows_of_shard
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.pieces import Range
-from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.direct.shared_tables import RowBlock, SharedTables
 from torchrec_bls.direct.sharing import OwnPart, abandon_with, share_parts
 from torchrec_bls.direct.steps import Content, RowsRead, Run, content_in_memory, content_of
 from torchrec_bls.errors import ProtocolError, RendezvousError
@@ -59,11 +59,40 @@ class FloatTables(SharedTables):
 
     def _generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> FloatGeneration:
         """See SharedTables."""
-        pages = chain.from_iterable(
-            part.within(cut, 0, cut.size) for part, cut in zip(parts, self.cuts, strict=True)
+        pages = list(
+            chain.from_iterable(
+                part.within(cut, 0, cut.size) for part, cut in zip(parts, self.cuts, strict=True)
+            )
         )
+        side = side_of(parts)
+        window = None if side is None else self.windows.of(side, pages)
         places, item_bytes = self._places_in_window, self.dtype.itemsize
-        return FloatGeneration(version, serial, parts, pages, places, self.layouts, item_bytes)
+        return FloatGeneration(
+            version, serial, parts, pages, window, places, self.layouts, item_bytes
+        )
+
+    @property
+    def given_dtypes(self) -> Sequence[torch.dtype]:
+        """See SharedTables."""
+        return [self.dtype]
+
+    def stored(self, table: str, rows: torch.Tensor) -> torch.Tensor:
+        """See SharedTables."""
+        return rows.contiguous().view(torch.uint8)
+
+    def row_blocks(self, table: str) -> Sequence[RowBlock]:
+        """See SharedTables."""
+        return [
+            RowBlock(
+                self.offsets[table, shard],
+                shard.first_row,
+                shard.rows,
+                shard.first_column * self.dtype.itemsize,
+                shard.columns * self.dtype.itemsize,
+            )
+            for shard in self.layouts[table].shards
+            if shard.rows * shard.columns
+        ]
 
     def own_pages(self, part: OwnerPart) -> _native.TableWindow:
         """Returns a private view of an owner's bytes. Until they are used, they take addresses

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from torchrec_bls import _native
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.owner_part import OwnerPart
+from torchrec_bls.direct.part_index import Side
+from torchrec_bls.direct.side_windows import populated_window
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,19 @@ class Generation:
         serial: serial number of the version among those that have served, counted from 1.
         parts: parts of all owners.
         pages: pages of the parts, in the order of `window`.
+        window: window of these pages, if they are mapped already.
 
     Attributes:
         version: see above.
         serial: see above.
         parts: see above. They stay mapped while the generation is used.
         pages: see above.
+        side: side of the version, whose rows its owner may write over as soon as a later one
+            serves: a lookup has to pin it. None: they stay as they are.
         drained_for: version for whose making the tables are drained: this one has no pages, and no
             lookup can read it. Empty: it has all.
         window: memory of all tables, mapped privately, with all its pages. What this process writes
-            to it, no other one sees.
+            to it, no other one sees. Pieces that are refreshed can't be written to.
 
     Raises:
         BLSError: the pages can't be mapped.
@@ -54,20 +59,26 @@ class Generation:
         serial: int,
         parts: Sequence[OwnerPart],
         pages: Iterable[tuple[_native.TableSegment, int, int]],
+        window: _native.TableWindow | None = None,
     ) -> None:
         self.version = version
         self.serial = serial
         self.parts = list(parts)
         self.pages = list(pages)
+        self.side = side_of(parts)
         self.drained_for = next((each.drained_for for each in parts if each.drained_for), "")
-        self.window = _native.TableWindow(self.pages)
-        self.window.populate()
+        self.window = populated_window(self.pages) if window is None else window
 
     @property
     def mappings(self) -> Sequence[object]:
         """Returns what is mapped for this version alone, and unmapped when nothing refers to it.
         Pieces may belong to other versions as well; a part has its index as long as them."""
         return [self.window, *(part.index for part in self.parts)]
+
+
+def side_of(parts: Iterable[OwnerPart]) -> Side | None:
+    """Returns the side of a version that consists of some parts, see Generation."""
+    return next((each.side for each in parts if each.side is not None), None)
 
 
 class FloatGeneration(Generation):
@@ -78,6 +89,7 @@ class FloatGeneration(Generation):
         serial: see Generation.
         parts: see Generation.
         pages: see Generation.
+        window: see Generation.
         places: places of the shards in the window, in bytes.
         tables: layouts of the tables by name.
         item_bytes: bytes of a weight.
@@ -89,11 +101,12 @@ class FloatGeneration(Generation):
         serial: int,
         parts: Sequence[OwnerPart],
         pages: Iterable[tuple[_native.TableSegment, int, int]],
+        window: _native.TableWindow | None,
         places: Mapping[tuple[str, Shard], int],
         tables: Mapping[str, TableLayout],
         item_bytes: int,
     ) -> None:
-        super().__init__(version, serial, parts, pages)
+        super().__init__(version, serial, parts, pages, window)
         self._places = places
         self._tables = tables
         self._item_bytes = item_bytes

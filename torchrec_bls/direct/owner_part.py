@@ -18,6 +18,7 @@ from torchrec_bls.direct.part_index import (
     IndexRecord,
     Label,
     PieceRecord,
+    Side,
     bytes_of,
     digests_in,
     digests_told,
@@ -36,7 +37,8 @@ class HeldPiece(NamedTuple):
     Attributes:
         segment: its segment.
         version: version that made it.
-        digests: digests of its steps; one is empty if it is not known.
+        digests: digests of its steps; one is empty if it is not known. A piece that is refreshed
+            has none.
     """
 
     segment: _native.TableSegment
@@ -59,6 +61,7 @@ class OwnerPart:
         pieces: its pieces by number.
         facts: facts of its publication.
         drained_for: see IndexRecord.
+        side: see IndexRecord.
     """
 
     label: Label
@@ -67,6 +70,7 @@ class OwnerPart:
     pieces: tuple[HeldPiece, ...]
     facts: Facts
     drained_for: str = ""
+    side: Side | None = None
 
     @classmethod
     def make(
@@ -103,13 +107,37 @@ class OwnerPart:
                 reused += piece.size
             else:
                 written += piece.size
+        facts = Facts(time.time(), time.monotonic() - begin, written, reused)
+        return cls.of_pieces(label, held, facts, dense)
+
+    @classmethod
+    def of_pieces(
+        cls,
+        label: Label,
+        pieces: Sequence[HeldPiece],
+        facts: Facts,
+        dense: Mapping[str, Any] | None,
+        side: Side | None = None,
+    ) -> "OwnerPart":
+        """Makes the part that consists of some pieces.
+
+        Args:
+            label: its label.
+            pieces: its pieces by number.
+            facts: facts of its publication.
+            dense: weights of the version that are published with the tables, by name.
+            side: side of the version, see IndexRecord.
+
+        Raises:
+            RendezvousError: there is no memory for its index.
+            ValueError: dense weights can't be handed over.
+        """
         listed = [
             PieceRecord(each.segment.address, each.version, digests_told(each.digests))
-            for each in held
+            for each in pieces
         ]
-        facts = Facts(time.time(), time.monotonic() - begin, written, reused)
-        index, end = make_index(label, IndexRecord(listed, facts), dense)
-        return cls(label, index, end, tuple(held), facts)
+        index, end = make_index(label, IndexRecord(listed, facts, side=side), dense)
+        return cls(label, index, end, tuple(pieces), facts, side=side)
 
     @classmethod
     def drained(cls, label: Label, version: str) -> "OwnerPart":
@@ -168,8 +196,13 @@ class OwnerPart:
                     f"{piece.segment_bytes} bytes, but what was announced has {segment.size}: "
                     f"{CURE}"
                 )
+            if segment.is_refreshed and record.side is None:
+                raise ProtocolError(
+                    f"piece {piece.number} of the tables of rank {label.owner} may be written to, "
+                    f"but what was announced stays as it is: {CURE}"
+                )
             held.append(HeldPiece(segment, each.version, digests_in(each.digests)))
-        part = cls(label, index, end, tuple(held), record.facts, record.drained_for)
+        part = cls(label, index, end, tuple(held), record.facts, record.drained_for, record.side)
         part.dense_weights()
         return part
 
@@ -190,8 +223,10 @@ class OwnerPart:
 
     @property
     def numbered(self) -> dict[int, HeldPiece]:
-        """Returns the pieces by number."""
-        return dict(enumerate(self.pieces))
+        """Returns the pieces that stay as they are, by number."""
+        return {
+            number: each for number, each in enumerate(self.pieces) if not each.segment.is_refreshed
+        }
 
     def staying(self, cut: Cut, content: Content) -> dict[int, HeldPiece]:
         """Reads a content, and returns the pieces that have it already, by number.
@@ -207,7 +242,7 @@ class OwnerPart:
         for piece in cut.pieces:
             old = self.pieces[piece.number]
             steps = (step for span in piece.spans for step in content(span.begin, span.end))
-            is_same = True
+            is_same = not old.segment.is_refreshed
             # All of it is read, whatever the first step says: what can't be read is an error.
             for number, step in enumerate(steps):
                 if not old.has(number, step.digest):

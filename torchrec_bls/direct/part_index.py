@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -17,7 +17,7 @@ from torchrec_bls.records import Amount, Record, Whole, decode
 #: Process, descriptor, device, inode and bytes of a memory file.
 Address = tuple[Whole, Whole, Whole, Whole, Whole]
 
-_MAGIC = b"tbblix01"
+_MAGIC = b"tbblix02"
 # A magic number, and the bytes of the record that follows.
 _HEAD = struct.Struct("<8sQ")
 #: What to do about an index or a piece that is something else.
@@ -42,6 +42,10 @@ class Label(NamedTuple):
     def of_piece(self, piece: Piece, version: str) -> "Label":
         """Returns the label of a piece that a version has made."""
         return Label(self.owner, version, piece.digest(self.layout))
+
+
+#: One of the two copies of tables that are refreshed by row.
+Side = Literal[0, 1]
 
 
 class PieceRecord(Record):
@@ -82,11 +86,14 @@ class IndexRecord(Record):
         facts: facts of the publication.
         drained_for: version for whose making the tables are drained: this one has no pieces. Empty:
             it has all.
+        side: side of the version, if rows of it are written over later: see docs/design/
+            row-refresh.md. None: all its pieces stay as they are.
     """
 
     pieces: list[PieceRecord]
     facts: Facts
     drained_for: str = ""
+    side: Side | None = None
 
 
 def make_index(

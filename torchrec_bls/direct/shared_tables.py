@@ -5,11 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
 
 from torchrec_bls import _native
 from torchrec_bls.direct.arguments import DRAINED_VERSION
 from torchrec_bls.direct.file_holders import holders_of, is_held
-from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.generation import Generation, side_of
 from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.new_weights import CheckpointWeights
@@ -17,9 +20,34 @@ from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart, check_is_file
 from torchrec_bls.direct.part_index import Address, Label
 from torchrec_bls.direct.pieces import Cut, Range
 from torchrec_bls.direct.process import Process, is_alive, this_process
+from torchrec_bls.direct.side_windows import SideWindows
 from torchrec_bls.direct.steps import Content
 from torchrec_bls.errors import BLSError, ProtocolError, RendezvousError
 from torchrec_bls.huge_pages import HugePages
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows of a table, or some columns of them, one after the other among an owner's bytes.
+
+    Attributes:
+        begin: place of the first byte.
+        first_row: number of the first row in the table.
+        rows: number of rows.
+        first_byte: first byte of a stored row of the table that is here.
+        row_bytes: bytes of each row that are here.
+    """
+
+    begin: int
+    first_row: int
+    rows: int
+    first_byte: int
+    row_bytes: int
+
+    @property
+    def end(self) -> int:
+        """Returns the place after the last byte."""
+        return self.begin + self.rows * self.row_bytes
 
 
 @dataclass(frozen=True)
@@ -35,6 +63,9 @@ class SharedTables(ABC):
         process: process that shared the tables or attached to them. A child that it forks reads
             them, and can't write to the page.
         held: versions that this process has in memory.
+        windows: windows of tables that are refreshed by row, in this process.
+        open_pieces: pieces of other processes that are mapped here, by device, inode and label. As
+            long as one is mapped, no other file has its inode.
     """
 
     page: _native.ControlPage
@@ -44,6 +75,10 @@ class SharedTables(ABC):
     huge_pages: HugePages
     process: Process = field(default_factory=this_process, kw_only=True)
     held: HeldVersions = field(default_factory=HeldVersions, kw_only=True)
+    windows: SideWindows = field(default_factory=SideWindows, kw_only=True)
+    open_pieces: "WeakValueDictionary[tuple[object, ...], _native.TableSegment]" = field(
+        default_factory=WeakValueDictionary, kw_only=True
+    )
 
     @property
     def owners(self) -> int:
@@ -107,7 +142,21 @@ class SharedTables(ABC):
         """Maps the part of an owner whose index is at an address; see `open`."""
         label = Label(owner, version, self.digest)
         [index] = _open_all([address], [label])
-        return OwnerPart.of(label, index, self.cuts[owner], _open_all)
+        return OwnerPart.of(label, index, self.cuts[owner], self._open_pieces)
+
+    def _open_pieces(
+        self, addresses: Sequence[Address], labels: Sequence[Label]
+    ) -> list[_native.TableSegment]:
+        """Maps pieces as `_open_all` does, but for those that this process has mapped already."""
+        keys = [(*address[2:4], *label) for address, label in zip(addresses, labels, strict=True)]
+        found = [self.open_pieces.get(key) for key in keys]
+        missing = [number for number, segment in enumerate(found) if segment is None]
+        opened = _open_all(
+            [addresses[each] for each in missing], [labels[each] for each in missing]
+        )
+        for number, segment in zip(missing, opened, strict=True):
+            self.open_pieces[keys[number]] = found[number] = segment
+        return [segment for segment in found if segment is not None]
 
     def adopt(
         self, owner: int, version: str, descriptors: Callable[[], int], where: str
@@ -165,6 +214,24 @@ class SharedTables(ABC):
     def _content(self, owner: int, prefix: str, state_dict: Mapping[str, Any]) -> Content:
         """See `content`."""
 
+    @property
+    @abstractmethod
+    def given_dtypes(self) -> Sequence[torch.dtype]:
+        """Returns the dtypes of which new rows may be."""
+
+    @abstractmethod
+    def stored(self, table: str, rows: torch.Tensor) -> torch.Tensor:
+        """Returns new rows of a table as they are stored, uint8 [rows, bytes].
+
+        Args:
+            table: name of the table.
+            rows: the rows, [rows, columns], of one of `given_dtypes`.
+        """
+
+    @abstractmethod
+    def row_blocks(self, table: str) -> Sequence[RowBlock]:
+        """Returns where the rows of a table lie, if one owner has all tables."""
+
     def drained(self, owner: int, version: str) -> OwnerPart:
         """Makes an owner's part of the version without rows, see OwnerPart.drained."""
         return OwnerPart.drained(Label(owner, DRAINED_VERSION, self.digest), version)
@@ -176,6 +243,8 @@ class SharedTables(ABC):
         Raises:
             BLSError: it can't be mapped.
         """
+        if side_of(parts) is None:
+            self.windows.forget()
         if any(part.drained_for for part in parts):
             return Generation(version, serial, parts, [])
         return self._generation(version, serial, parts)

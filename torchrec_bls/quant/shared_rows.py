@@ -2,20 +2,21 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
-from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.generation import Generation, side_of
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.pieces import Range, page_bytes
-from torchrec_bls.direct.shared_tables import SharedTables
+from torchrec_bls.direct.shared_tables import RowBlock, SharedTables
 from torchrec_bls.direct.sharing import OwnPart, share_parts
 from torchrec_bls.direct.steps import Content, Run, content_of
 from torchrec_bls.errors import ProtocolError
@@ -140,13 +141,35 @@ class SharedRows(SharedTables):
 
     def _generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> RowsGeneration:
         """See SharedTables."""
-        pages = chain.from_iterable(
-            parts[share.owner].within(
-                self.cuts[share.owner], share.offset, share.offset + share.end - share.begin
+        pages = list(
+            chain.from_iterable(
+                parts[share.owner].within(
+                    self.cuts[share.owner], share.offset, share.offset + share.end - share.begin
+                )
+                for share in self.rows.shares
             )
-            for share in self.rows.shares
         )
-        return RowsGeneration(version, serial, parts, pages)
+        side = side_of(parts)
+        window = None if side is None else self.windows.of(side, pages)
+        return RowsGeneration(version, serial, parts, pages, window)
+
+    @property
+    def given_dtypes(self) -> Sequence[torch.dtype]:
+        """See SharedTables. They are quantized."""
+        return [torch.float32, torch.float16]
+
+    def stored(self, table: str, rows: torch.Tensor) -> torch.Tensor:
+        """See SharedTables."""
+        source = StateDictRows({f"{table}.weight": rows}, "", "the new rows")
+        return stored_rows(source, replace(self._table(table), rows=len(rows)), 0, len(rows))
+
+    def row_blocks(self, table: str) -> Sequence[RowBlock]:
+        """See SharedTables. The pages of one owner are those of all tables."""
+        found = self._table(table)
+        return [RowBlock(found.begin, 0, found.rows, 0, found.row_bytes)]
+
+    def _table(self, name: str) -> StoredTable:
+        return next(each for each in self.rows.tables if each.name == name)
 
     def check_places(self) -> None:
         """See SharedTables."""

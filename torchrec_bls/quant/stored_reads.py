@@ -95,7 +95,11 @@ class StoredReads(DirectReads[BoundModule]):
             features = kept(batch.in_full(self._features.values()).features)
         else:
             features = batch.features
-        embeddings = looked_up(view.module, features, self._input_check)
+        pin = self.pinned(view.generation)
+        try:
+            embeddings = looked_up(view.module, features, self._input_check)
+        finally:
+            del pin  # an exception that somebody keeps would keep it
         if batch.varying is not None and not self._is_sequence:
             embeddings = spread(embeddings, batch.varying.inverse_indices(), self._features)
         return DirectEmbeddings(embeddings, view.generation.version)

@@ -18,7 +18,7 @@
 namespace bls {
 namespace {
 
-constexpr uint64_t kMagic = 0x3330'6765'6E62'6274;   // "tbbneg03"
+constexpr uint64_t kMagic = 0x3430'6765'6E62'6274;   // "tbbneg04"
 constexpr uint64_t kFamily = 0x0000'6765'6E62'6274;  // "tbbneg" of any version
 constexpr uint64_t kFamilyBits = 0x0000'FFFF'FFFF'FFFF;
 constexpr size_t kCacheLine = 64;
@@ -110,6 +110,8 @@ struct alignas(kCacheLine) ControlPage::Header {
   ControlPage::Digest layout;
   Word abandoned;  // owner + 1
   Word decided;
+  // Each forward of each process reads them, and only their keeper writes there.
+  alignas(kCacheLine) std::array<Word, ReaderSlots::kSides> sides;
 };
 
 struct alignas(kCacheLine) ControlPage::Owner {
@@ -140,7 +142,7 @@ ControlPage ControlPage::create(uint32_t owners, const Digest& layout) {
   if (owners == 0) throw std::invalid_argument("a control page of no owners");
   const MemoryPurpose purpose{"the control page of tables", "Free some memory"};
   Descriptor file = create_memory_file(bytes_of(owners), purpose);
-  seal_memory_file(file.get(), false, purpose);
+  seal_memory_file(file.get(), Seal::kSize, purpose);
   return ControlPage(std::move(file), owners, layout, true);
 }
 
@@ -160,11 +162,11 @@ ControlPage::ControlPage(Descriptor file, uint32_t owners, const Digest& layout,
       (magic & kFamilyBits) == kFamily) {
     foreign("is of another version of torchrec-bls");
   }
-  if (!is_sealed(file_.get(), bytes_, false)) foreign("is not sealed, or of another size");
+  if (!is_sealed(file_.get(), bytes_, Seal::kSize)) foreign("is not sealed, or of another size");
   pages_ = std::make_unique<WritablePages>(file_.get(), bytes_, "the control page of tables");
   data_ = pages_->data();
   if (is_new) {
-    new (data_) Header{kMagic, owners, 0, layout, {}, {}};
+    new (data_) Header{kMagic, owners, 0, layout, {}, {}, {}};
     for (uint32_t i = 0; i < owners; ++i) new (&owner(i)) Owner{};
     new (&slots()) ReaderSlots{};
     return;
@@ -336,6 +338,15 @@ std::optional<uint32_t> ControlPage::abandoned_by() const {
   const uint64_t word = load(header().abandoned);
   if (word == 0) return std::nullopt;
   return static_cast<uint32_t>(word - 1);
+}
+
+uint64_t ControlPage::serial_on(uint32_t side) const {
+  return header().sides.at(side).load(std::memory_order_seq_cst);
+}
+
+void ControlPage::set_serial_on(uint32_t side, uint64_t serial) {
+  check_writable();
+  header().sides.at(side).store(serial, std::memory_order_seq_cst);
 }
 
 std::vector<TableReader> ControlPage::readers() const { return slots().readers(); }

@@ -27,6 +27,9 @@ namespace bls {
 /// that one serves. A reader looks at the word before and after it reads a record.
 ///
 /// Behind the owners the page has a slot for each process that reads.
+///
+/// Tables that are refreshed by row have two copies, on two sides. The page says which version each
+/// side has; nothing else can know it. Their keeper takes a version off before it writes there.
 class ControlPage {
  public:
   using Digest = std::array<std::byte, 32>;
@@ -62,8 +65,9 @@ class ControlPage {
   /// The version that serves. Throws ChannelError if the page holds what is no version.
   Version serving() const;
 
-  /// The methods below throw std::invalid_argument for an owner that there is none of, and those
-  /// that write throw it in a forked child, which only reads.
+  /// The methods below throw std::invalid_argument for an owner that there is none of, and
+  /// std::out_of_range for a side. Those that write throw std::invalid_argument in a forked child,
+  /// which only reads.
 
   /// Says which version an owner has for a serial, and where its segment is. Overwrites the record
   /// that is not of the serial before. Throws std::invalid_argument for what is no version.
@@ -96,6 +100,15 @@ class ControlPage {
   void abandon(uint32_t owner);
   /// Which owner has said so first.
   std::optional<uint32_t> abandoned_by() const;
+
+  /// Serial of the version that a side has; 0: none. Whoever has pinned the side, and then finds
+  /// its version here, sees all of it and no later one until the pin is gone: see ReaderSlot::pin.
+  uint64_t serial_on(uint32_t side) const;
+  /// Says which version a side has, with all that this thread has done before. The keeper says 0
+  /// before it writes there, and then waits until `holders` are gone.
+  void set_serial_on(uint32_t side, uint64_t serial);
+  /// The processes that have pinned a side, and may be dead.
+  std::vector<uint64_t> holders(uint32_t side) const { return slots().holders(side); }
 
   /// The processes that have said that they read, and may be dead.
   std::vector<TableReader> readers() const;

@@ -46,6 +46,7 @@ std::optional<uint32_t> ReaderSlots::take(const TableReader& reader, const IsAli
       if (from_the_dead ? is_alive(found & ~kFilling) : found != 0) continue;
       if (!slot.process.compare_exchange_strong(found, reader.process | kFilling)) continue;
       store(slot.oldest, reader.oldest);
+      for (std::atomic<uint64_t>& pins : slot.pins) store(pins, 0);  // a dead process's
       store(slot.process, reader.process);
       return number;
     }
@@ -56,5 +57,27 @@ std::optional<uint32_t> ReaderSlots::take(const TableReader& reader, const IsAli
 void ReaderSlots::tell(uint32_t slot, uint64_t oldest) { store(slots_.at(slot).oldest, oldest); }
 
 void ReaderSlots::leave(uint32_t slot) { store(slots_.at(slot).process, 0); }
+
+// Sequentially consistent, as are the stores and loads of a side's version on the control page. A
+// reader counts up and then looks at the version, and the keeper takes the version away and then
+// looks at the counts: one of the two sees the other.
+void ReaderSlots::pin(uint32_t slot, uint32_t side) {
+  slots_.at(slot).pins.at(side).fetch_add(1, std::memory_order_seq_cst);
+}
+
+void ReaderSlots::unpin(uint32_t slot, uint32_t side) {
+  slots_.at(slot).pins.at(side).fetch_sub(1, std::memory_order_seq_cst);
+}
+
+std::vector<uint64_t> ReaderSlots::holders(uint32_t side) const {
+  std::vector<uint64_t> found;
+  for (const Slot& slot : slots_) {
+    // The count before the process: whose count it is has been shown before it was counted up.
+    if (slot.pins.at(side).load(std::memory_order_seq_cst) == 0) continue;
+    const uint64_t process = load(slot.process);
+    if (is_shown(process)) found.push_back(process);
+  }
+  return found;
+}
 
 }  // namespace bls

@@ -22,9 +22,13 @@ struct TableReader {
 /// A slot is a cache line, so that no process slows another one down. It is filled before it shows
 /// its process: whoever sees a process sees a serial of that process. One that dies while it fills
 /// its slot was never seen.
+///
+/// Tables that are refreshed by row have two copies, on two sides. A slot also counts which of them
+/// its process reads at the moment: see SidePin.
 class ReaderSlots {
  public:
   static constexpr uint32_t kSlots = 256;
+  static constexpr uint32_t kSides = 2;
 
   /// Says of a process whether it is alive.
   using IsAlive = std::function<bool(uint64_t process)>;
@@ -40,11 +44,19 @@ class ReaderSlots {
   /// For the process of a slot.
   void tell(uint32_t slot, uint64_t oldest);
   void leave(uint32_t slot);
+  /// Any thread of the process of a slot counts its pins of a side.
+  void pin(uint32_t slot, uint32_t side);
+  void unpin(uint32_t slot, uint32_t side);
+
+  /// The processes that have pinned a side, and may be dead. One without a process in its slot is:
+  /// what it left there goes when another one takes the slot.
+  std::vector<uint64_t> holders(uint32_t side) const;
 
  private:
   struct alignas(64) Slot {
     std::atomic<uint64_t> process;
     std::atomic<uint64_t> oldest;
+    std::array<std::atomic<uint64_t>, kSides> pins;
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "a lock of one process is no other's");
 

@@ -31,7 +31,7 @@ struct Header {
   std::array<std::byte, 32> layout;
   std::array<char, kLongestVersion> version;
   uint32_t pages;
-  uint32_t reserved;
+  uint32_t kind;
   uint64_t small_page_bytes;
 };
 static_assert(sizeof(Header) <= TableSegment::kFirstOffset);
@@ -85,7 +85,7 @@ class Writer {
 };
 
 void fill(const SegmentMemory& memory, HugePages pages, const TableLabel& label,
-          const NextPart& next, size_t first, size_t bytes) {
+          const NextPart& next, size_t first, size_t bytes, TableSegment::Kind kind) {
   Writer writer(memory, pages);
   Header header{kMagic,
                 bytes,
@@ -94,7 +94,7 @@ void fill(const SegmentMemory& memory, HugePages pages, const TableLabel& label,
                 label.layout,
                 {},
                 static_cast<uint32_t>(pages),
-                0,
+                static_cast<uint32_t>(kind),
                 memory.small_page_bytes};
   std::memcpy(header.version.data(), label.version.data(), label.version.size());
   writer.write(&header, sizeof(header), 0);
@@ -150,7 +150,7 @@ TableSegment TableSegment::create(const TableLabel& label, std::span<const Table
 }
 
 TableSegment TableSegment::create(const TableLabel& label, const NextPart& next, size_t bytes,
-                                  HugePages pages, size_t first) {
+                                  HugePages pages, size_t first, Kind kind) {
   if (!is_version(label.version)) throw std::invalid_argument("a label of no version");
   bytes = std::max(bytes, kFirstOffset);
   if (first < kFirstOffset || first > bytes) {
@@ -159,9 +159,18 @@ TableSegment TableSegment::create(const TableLabel& label, const NextPart& next,
   }
   const MemoryPurpose why = purpose(label);
   SegmentMemory memory = take_segment_memory(bytes, first, pages, why);
-  fill(memory, pages, label, next, first, bytes);
-  seal_memory_file(memory.file.get(), true, why);
-  return TableSegment(std::move(memory.file), label);
+  fill(memory, pages, label, next, first, bytes, kind);
+  std::unique_ptr<WritablePages> writable;
+  if (kind == Kind::kRefreshed) {
+    writable = std::make_unique<WritablePages>(memory.file.get(), memory.bytes, "tables to refresh",
+                                               WritablePages::Children::kHaveNone);
+    // Rows that are scattered would wait for a page each.
+    populate_table_pages(writable->data(), memory.bytes, kTablePage);
+  }
+  seal_memory_file(memory.file.get(), writable ? Seal::kLaterWriters : Seal::kContents, why);
+  TableSegment made(std::move(memory.file), label);
+  made.writable_ = std::move(writable);
+  return made;
 }
 
 TableSegment TableSegment::open(const MemoryFileAddress& address, const TableLabel& expected) {
@@ -174,7 +183,7 @@ TableSegment TableSegment::adopt(Descriptor file, const TableLabel& expected) {
 
 TableSegment::TableSegment(Descriptor file, const TableLabel& expected) : file_(std::move(file)) {
   const size_t bytes = address_of(file_.get()).bytes;
-  if (bytes < kFirstOffset || !is_sealed(file_.get(), bytes, true)) {
+  if (bytes < kFirstOffset || !is_sealed(file_.get(), bytes, Seal::kLaterWriters)) {
     foreign("is not sealed, or too short to be any");
   }
   std::byte* const data = map_table_file(file_.get(), bytes, PROT_READ, MAP_SHARED);
@@ -183,6 +192,10 @@ TableSegment::TableSegment(Descriptor file, const TableLabel& expected) : file_(
     size_ = header.bytes;
     small_page_bytes_ = header.small_page_bytes;
     pages_ = static_cast<HugePages>(header.pages);
+    kind_ = static_cast<Kind>(header.kind);
+    if (kind_ != Kind::kRefreshed && !is_sealed(file_.get(), bytes, Seal::kContents)) {
+      foreign("is not sealed");
+    }
   } catch (...) {
     munmap(data, bytes);
     throw;
@@ -197,7 +210,9 @@ TableSegment::TableSegment(TableSegment&& other) noexcept
       size_(other.size_),
       mapped_bytes_(other.mapped_bytes_),
       small_page_bytes_(other.small_page_bytes_),
-      pages_(other.pages_) {}
+      pages_(other.pages_),
+      kind_(other.kind_),
+      writable_(std::move(other.writable_)) {}
 
 TableSegment& TableSegment::operator=(TableSegment&& other) noexcept {
   std::swap(file_, other.file_);
@@ -206,6 +221,8 @@ TableSegment& TableSegment::operator=(TableSegment&& other) noexcept {
   std::swap(mapped_bytes_, other.mapped_bytes_);
   std::swap(small_page_bytes_, other.small_page_bytes_);
   std::swap(pages_, other.pages_);
+  std::swap(kind_, other.kind_);
+  std::swap(writable_, other.writable_);
   return *this;
 }
 

@@ -43,8 +43,12 @@ TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
   std::byte* at = data_;
   for (const SegmentPages& piece : pieces) {
     if (piece.bytes == 0) continue;
-    if (mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED,
-             piece.segment->descriptor(), static_cast<off_t>(piece.offset)) == MAP_FAILED) {
+    // A private mapping need not show what is written to the file later.
+    const bool shared = piece.segment->kind() == TableSegment::Kind::kRefreshed;
+    const int protection = shared ? PROT_READ : PROT_READ | PROT_WRITE;
+    const int kind = shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
+    if (mmap(at, piece.bytes, protection, kind | MAP_FIXED, piece.segment->descriptor(),
+             static_cast<off_t>(piece.offset)) == MAP_FAILED) {
       munmap(data_, size_);
       fail_by_errno("cannot map " + mebibytes(piece.bytes) +
                     " of tables (vm.max_map_count limits the mappings of a process)");

@@ -16,8 +16,9 @@ struct SegmentPages {
 
 /// Pieces of the segments of several ranks, mapped one behind the other, so that a table that lies
 /// in all of them has one address. Pages that are written to become this process's own; no segment
-/// sees it (see PrivatePages for those of the host's pool). A page of 2 MiB stays one where its
-/// place in the window is a multiple of 2 MiB, as its place in the segment is.
+/// sees it (see PrivatePages for those of the host's pool). Those of a segment that is refreshed
+/// can only be read, and show what its creator writes. A page of 2 MiB stays one where its place in
+/// the window is a multiple of 2 MiB, as its place in the segment is.
 class TableWindow {
  public:
   /// Maps the pieces in their order. Throws std::invalid_argument for a piece that is not of whole

@@ -22,7 +22,7 @@ Mapped& mapped() {
     // A thread that changes the set at a fork would leave a half of it, and the lock, to the child.
     pthread_atfork([] { mapped().lock.lock(); }, [] { mapped().lock.unlock(); },
                    [] {
-                     for (WritablePages* pages : mapped().pages) pages->make_read_only();
+                     for (WritablePages* pages : mapped().pages) pages->begin_in_child();
                      mapped().lock.unlock();
                    });
     return new Mapped;
@@ -33,7 +33,7 @@ Mapped& mapped() {
 }  // namespace
 
 WritablePages::WritablePages(int fd, size_t bytes, const std::string& what, Children children)
-    : bytes_(bytes) {
+    : bytes_(bytes), children_(children) {
   Mapped& all = mapped();
   const std::lock_guard guard(all.lock);  // no fork between the mapping and its place in the set
   all.pages.insert(this);
@@ -49,12 +49,16 @@ WritablePages::WritablePages(int fd, size_t bytes, const std::string& what, Chil
 WritablePages::~WritablePages() {
   const std::lock_guard guard(mapped().lock);
   mapped().pages.erase(this);
-  munmap(data_, bytes_);
+  if (data_ != nullptr) munmap(data_, bytes_);
 }
 
-void WritablePages::make_read_only() noexcept {
+void WritablePages::begin_in_child() noexcept {
   writable_ = false;
-  mprotect(data_, bytes_, PROT_READ);
+  if (children_ == Children::kMayRead) {
+    mprotect(data_, bytes_, PROT_READ);
+  } else {
+    data_ = nullptr;  // something else may lie there by the time that this is destroyed
+  }
 }
 
 }  // namespace bls

@@ -12,7 +12,7 @@ class WritablePages {
   /// What a child that is forked later has.
   enum class Children {
     kMayRead,
-    kHaveNone,  ///< for a file to be sealed, which no mapping to write to may be left of
+    kHaveNone,  ///< for a file to be sealed, which no other mapping to write to may be left of
   };
 
   /// Throws ChannelError, with `what` in its text.
@@ -22,15 +22,17 @@ class WritablePages {
   WritablePages& operator=(const WritablePages&) = delete;
   ~WritablePages();
 
+  /// Null in a forked child that has none.
   std::byte* data() const { return data_; }
   /// False in a forked child.
   bool are_writable() const { return writable_; }
   /// For the child of a fork.
-  void make_read_only() noexcept;
+  void begin_in_child() noexcept;
 
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+  Children children_;
   bool writable_ = true;
 };
 

@@ -27,7 +27,7 @@ namespace {
 constexpr ControlPage::Digest kLayout = {std::byte{1}, std::byte{2}};
 const MemoryFileAddress kSomewhere{1, 2, 3, 4, 5};
 /// Bytes of the header, in which other versions of this package have their magic as well.
-constexpr size_t kHeader = 64, kOwner = 384, kSlots = 256 * 64;
+constexpr size_t kHeader = 128, kOwner = 384, kSlots = 256 * 64;
 
 Descriptor copy_of(int fd) { return Descriptor(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
@@ -59,7 +59,7 @@ ControlPage page_of(uint32_t owners) {
 Descriptor file_of(const std::string& text, size_t bytes) {
   Descriptor file = create_memory_file(bytes, {"a test", "Free some"});
   REQUIRE(pwrite(file.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
-  seal_memory_file(file.get(), false, {"a test", "Free some"});
+  seal_memory_file(file.get(), Seal::kSize, {"a test", "Free some"});
   return file;
 }
 
@@ -199,12 +199,14 @@ TEST_CASE("what is no page of these tables is refused") {
   const Descriptor unsealed =
       create_memory_file(kHeader + 2 * kOwner + kSlots, {"a test", "Free some"});
   check_refused(unsealed.get(), 2, kLayout, "not sealed");
-  seal_memory_file(unsealed.get(), false, {"a test", "Free some"});
+  seal_memory_file(unsealed.get(), Seal::kSize, {"a test", "Free some"});
   check_refused(unsealed.get(), 2, kLayout, "is none");
-  // As the versions before had it: the second one had no slots of readers.
-  check_refused(file_of("tbbneg01", kHeader + 2 * 128).get(), 2, kLayout,
+  // As the versions before had it: the second one had no slots of readers, the third one no sides.
+  check_refused(file_of("tbbneg01", 64 + 2 * 128).get(), 2, kLayout,
                 "is of another version of torchrec-bls");
-  check_refused(file_of("tbbneg02", kHeader + 2 * kOwner).get(), 2, kLayout,
+  check_refused(file_of("tbbneg02", 64 + 2 * kOwner).get(), 2, kLayout,
+                "is of another version of torchrec-bls");
+  check_refused(file_of("tbbneg03", 64 + 2 * kOwner + kSlots).get(), 2, kLayout,
                 "is of another version of torchrec-bls");
   CHECK_THROWS_AS(ControlPage::create(0, kLayout), std::invalid_argument);
   CHECK_THROWS_AS(page.pending(2), std::invalid_argument);

@@ -33,7 +33,8 @@ TEST_CASE("contents are sealed as soon as nobody holds a page") {
     std::array<char, kPage> bytes;
     CHECK(read(out.get(), bytes.data(), kPage) == static_cast<ssize_t>(kPage));
   });
-  seal_memory_file(file.get(), true, purpose);
-  CHECK(is_sealed(file.get(), kPage, true));
+  seal_memory_file(file.get(), Seal::kContents, purpose);
+  CHECK(is_sealed(file.get(), kPage, Seal::kContents));
+  CHECK(is_sealed(file.get(), kPage, Seal::kLaterWriters));
   reader.join();
 }

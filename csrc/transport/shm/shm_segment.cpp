@@ -10,7 +10,7 @@ ShmSegment ShmSegment::create(size_t bytes, const std::string& purpose) {
   const MemoryPurpose why{purpose, "Lower the bound, slot_bytes or the batch"};
   ShmSegment segment;
   segment.file_ = create_memory_file(bytes, why);
-  seal_memory_file(segment.file_.get(), false, why);
+  seal_memory_file(segment.file_.get(), Seal::kSize, why);
   segment.address_ = address_of(segment.file_.get());
   segment.map(segment.file_.get());
   return segment;

@@ -6,7 +6,7 @@ docs/design/tables-for-a-service.md says who holds what when it dies.
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_version
 from torchrec_bls.direct.keeping.checkpoint_weights import AnyCheckpoint, opened
-from torchrec_bls.direct.keeping.handing_on import await_a_holder
 from torchrec_bls.direct.keeping.model_tables import OWNER, ModelTables, ServedVersion
 from torchrec_bls.direct.keeping.path_lock import PathLock
 from torchrec_bls.direct.keeping.tables_file import (
@@ -29,10 +28,11 @@ from torchrec_bls.direct.offers.offer import offer
 from torchrec_bls.direct.offers.read_tables import check_has_memory, read_tables
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.dense_state import DenseState
+from torchrec_bls.direct.serving.handing_on import await_a_holder
 from torchrec_bls.direct.serving.ownership import Ownership
 from torchrec_bls.direct.serving.probe import Probe
 from torchrec_bls.direct.serving.publisher import Publication
-from torchrec_bls.direct.serving.publishing import publish
+from torchrec_bls.direct.serving.publishing import publish, publish_rows
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
@@ -169,8 +169,7 @@ class Keeper:
                 mapped by the deadline, or processes have not let go; see `torchrec_bls.publish`.
         """
         check_deadline(deadline)
-        if self._closed.is_set():
-            raise ValueError(f"the keeper of {self.path} is closed")
+        self._refuse_closed()
         with opened(checkpoint) as (weights, name):
             publication = publish(
                 self.model,
@@ -180,13 +179,51 @@ class Keeper:
                 version=version or name,
                 deadline=deadline,
             )
+        self._go_over(publication, deadline)
+        return publication
+
+    def publish_rows(
+        self,
+        rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+        *,
+        version: str,
+        base: str,
+        deadline: float = _DEADLINE,
+    ) -> Publication:
+        """Publishes rows of some tables, and returns when this process has let go of the version
+        before.
+
+        Args:
+            rows: see `torchrec_bls.publish_rows`.
+            version: see `torchrec_bls.publish_rows`.
+            base: see `torchrec_bls.publish_rows`.
+            deadline: see `torchrec_bls.publish_rows`. Again so many seconds until the version is
+                mapped.
+
+        Raises:
+            ValueError: see `torchrec_bls.publish_rows`, or the keeper is closed.
+            RendezvousError: there is no memory for two copies of the tables.
+            PeerTimeoutError: see `torchrec_bls.publish_rows`, or the version is not mapped by the
+                deadline.
+        """
+        check_deadline(deadline)
+        self._refuse_closed()
+        publication = publish_rows(self.model, rows, version=version, base=base, deadline=deadline)
+        self._go_over(publication, deadline)
+        return publication
+
+    def _refuse_closed(self) -> None:
+        if self._closed.is_set():
+            raise ValueError(f"the keeper of {self.path} is closed")
+
+    def _go_over(self, publication: Publication, deadline: float) -> None:
+        """Lets go of the version before one that was published, and tells a successor of it."""
         publication.wait(deadline)
         self._served.take_newest()
         try:
             self._write_tables_file()
         except ValueError as error:  # the version serves, whatever is written
             _log.warning("%s; a successor may have to load its checkpoint", error)
-        return publication
 
     def _write_tables_file(self) -> None:
         """Tells a successor where the tables are. It tells of several versions: readers may have
@@ -246,7 +283,8 @@ class Keeper:
             return
         do_all(each.close for each in self._watches)
         self._served.give_up(_ENDING)
-        if not await_a_holder(self._served, _HANDING_ON):
+        page, newest = self._served.reads[0].tables.page, self._served.publisher.follower.newest
+        if not await_a_holder(page, newest, _HANDING_ON):
             _log.warning(
                 "no reader of %s has mapped version %r yet: it is lost if this process ends before "
                 "one has",

@@ -105,6 +105,9 @@ class ModelTables:
                 dense = parts[0].dense_weights()
             except BLSError:  # nobody holds it
                 continue
+            side = parts[0].side
+            if side is not None and pages[0].serial_on(side) != serial:
+                continue  # rows of a later version lie there
             if dense is not None and not parts[0].drained_for:
                 if serial != pages[0].serial:  # what serves is nowhere, so that this one must
                     serial = self._announced(version, parts)

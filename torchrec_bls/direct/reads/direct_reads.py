@@ -71,6 +71,8 @@ class DirectReads(ABC, Generic[V]):
             batch; None: it is that of `generation`.
         followed: whether a ServedModel follows the versions. One that was made in the parent goes
             on in a forked child.
+        pin: function that returns a pin of a generation that has a side, or None if its rows are
+            written over by now. None: nothing pins, so that no such generation can be read.
     """
 
     # What else can be done about weights that were written to.
@@ -95,6 +97,7 @@ class DirectReads(ABC, Generic[V]):
         self.rows_read = torch.zeros(tables.owners, dtype=torch.int64)
         self.last_version: str | None = None
         self.followed = False
+        self.pin: Callable[[Generation], object] | None = None
         # Generation that a forked child can't serve.
         self._unpublished: Generation | None = None
 
@@ -164,7 +167,7 @@ class DirectReads(ABC, Generic[V]):
     def _aside(self, view: V, rows_read: torch.Tensor) -> Any:
         made = copy.copy(self)
         made.live, made.rank, made.followed, made._unpublished = None, None, True, None
-        made.last_version = None
+        made.last_version = made.pin = None
         made._view, made.rows_read = view, rows_read
         return made
 
@@ -227,6 +230,11 @@ class DirectReads(ABC, Generic[V]):
         """Returns the memory that live weights show, or why there is none. No lookup needs it."""
         if self.live is None:
             return None, ""
+        if view.generation.side is not None:
+            return None, (
+                f"version {view.generation.version!r} is served, but not shown: its rows are "
+                "written over by later versions"
+            )
         try:
             return self._noted_pages(view), ""
         except BLSError as error:
@@ -268,6 +276,25 @@ class DirectReads(ABC, Generic[V]):
                 "not published them when it forked this process, which serves from the next "
                 "generation on: publish them there"
             )
+
+    def pinned(self, generation: Generation) -> object:
+        """Returns what keeps the rows of a generation as they are, as long as it is referred to.
+
+        A forward pins its version from its entry to its end. A lookup that comes past the forward
+        of the model has nothing else that protects it.
+
+        Raises:
+            BLSError: they are written over by now; or this process can't pin them.
+        """
+        if generation.side is None:
+            return None
+        pin = None if self.pin is None else self.pin(generation)
+        if pin is None:
+            raise RendezvousError(
+                f"{self.where}: the rows of version {generation.version!r} are written over by "
+                "later ones: call the model, and not this module by itself"
+            )
+        return pin
 
     def check_serves(self) -> None:
         """Raises ValueError if the weights were written to, and lookups do not read that yet. Or

@@ -91,7 +91,11 @@ class FloatReads(DirectReads[GenerationViews]):
         """See DirectReads."""
         self.check_serves()
         view = self._view.of(batch.features.keys())
-        return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
+        pin = self.pinned(view.generation)
+        try:
+            return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
+        finally:
+            del pin  # an exception that somebody keeps would keep it
 
     def live_content(self) -> Content:
         """See DirectReads."""

@@ -12,7 +12,7 @@ from torchrec_bls.direct.arguments import DRAINED_VERSION
 from torchrec_bls.direct.owner_part import HeldPiece
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.serving.publisher import Publisher
-from torchrec_bls.direct.serving.readers import readers_of
+from torchrec_bls.direct.serving.readers import processes_told, readers_of
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.steps import Content
 from torchrec_bls.errors import PeerTimeoutError, RendezvousError
@@ -111,8 +111,7 @@ class Draining:
         return sorted(holders)
 
     def _refuse(self, holders: Sequence[int], serving: str, deadline: float) -> NoReturn:
-        own = this_process().pid
-        who = " and ".join(f"{pid} (this one)" if pid == own else f"{pid}" for pid in holders)
+        who = processes_told(holders)
         if serving == DRAINED_VERSION:
             raise PeerTimeoutError(
                 f"processes {who} still have the version before in memory after {deadline} s, and "

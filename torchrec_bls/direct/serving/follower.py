@@ -1,6 +1,7 @@
 """Maps each new version of a model's tables beside the one that is read."""
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,7 @@ from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.process import Process, this_process
 from torchrec_bls.direct.serving.readers import Reader
 from torchrec_bls.direct.shared_tables import SharedTables
-from torchrec_bls.errors import BLSError, named
+from torchrec_bls.errors import BLSError, PeerTimeoutError, named
 from torchrec_bls.lifetime import Living, When, at_exit, do_all, new_lock, whole_at_forks
 
 # Seconds between two looks at the control page: after a new generation, after a quarter of a minute
@@ -19,6 +20,8 @@ _PAUSE = 0.005
 _IDLE_PAUSE = 0.02
 _GROWTH = 1.001
 _LONGEST_PAUSE = 0.2
+# Seconds between two looks of a forward that waits for the thread.
+_SHORT_PAUSE = 0.0005
 # Seconds that the thread may take to end; at the end of the process it leaves what it maps.
 _ENDING = 5.0
 
@@ -102,6 +105,26 @@ class Follower:
         """Makes the thread unmap generations that are not read any more, which takes a while."""
         self._released.extend(generations)
 
+    def pin(self, generation: Generation) -> _native.SidePin | None:
+        """Pins the side of a generation; see Reader.pin."""
+        assert generation.side is not None
+        return self.reader.pin(generation.side, generation.serial)
+
+    def await_later(self, serial: int, deadline: float) -> None:
+        """Waits until a version later than `serial` is mapped.
+
+        Raises:
+            PeerTimeoutError: none is after `deadline` seconds.
+        """
+        end = time.monotonic() + deadline
+        while self.newest[0].serial <= serial:
+            if time.monotonic() >= end:
+                raise PeerTimeoutError(
+                    f"the version that serves can't be read here after version "
+                    f"{self.newest[0].version!r}: {self.problem or 'it is still being mapped'}"
+                )
+            time.sleep(_SHORT_PAUSE)
+
     def look(self) -> bool:
         """Maps what is complete and not mapped yet. Returns False if that failed."""
         if self._released:
@@ -148,7 +171,8 @@ class Follower:
                 part = self._parts[key] = tables.open(owner, serial, version)
             parts.append(part)
         generation = tables.generation(version, serial, parts)
-        tables.held.add(serial, generation.mappings)
+        # What shows one version after the other is held for the one that it shows last.
+        tables.held.add(serial, [*generation.mappings, *tables.windows.all])
         return generation
 
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
 from torchrec_bls.checkpoints import open_checkpoint
 from torchrec_bls.collective.transport.deadlines import check_deadline
-from torchrec_bls.direct.arguments import check_owner, check_version
+from torchrec_bls.direct.arguments import check_is_version, check_owner, check_version
 from torchrec_bls.direct.new_weights import CheckpointWeights
 from torchrec_bls.direct.serving.probe import Probe
 from torchrec_bls.direct.serving.publisher import Publication
@@ -128,6 +129,57 @@ def publish(
             if owner is not None and is_for_other:
                 return served.weights.publish_for(owner, version, new, deadline)
             return served.weights.publish(version, new, deadline, probe, drain)
+
+
+def publish_rows(
+    model: nn.Module,
+    rows: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    *,
+    version: str,
+    base: str,
+    deadline: float = 60.0,
+) -> Publication:
+    """Announces a version of a model's weights that differs from the one before in some rows.
+
+    The rows are written where they lie, to the one of two copies of their tables that does not
+    serve. So it takes about as long as to write these rows twice, however large the tables are, and
+    every batch sees exactly one version. The first call makes the two copies of a table, and so
+    does the first one after a `publish` of the whole: it takes as long as that. Until all processes
+    have gone over then, there is memory for the version before, too. Two tables that share a piece
+    (see `Publication.bytes_reused`) have copies together.
+
+    A process that is inside a batch of an older version is waited for. One without batches is not.
+
+    Args:
+        model: an attached model of the one process that owns all tables, as a keeper has it.
+        rows: new rows, by the names of the tables' weights in a state dict of the model, as for
+            `publish`. Ids are int64 or int32, [rows]. Of an id that comes twice the last row
+            counts. Rows are [rows, columns], of the table's dtype; those of quantized tables are
+            float32 or float16, and are quantized. Dense weights stay.
+        version: name of the new version, as for `publish`.
+        base: version that the rows were changed in, which must serve.
+        deadline: seconds to wait for processes that are inside a batch of an older version, and for
+            another thread of this process that publishes.
+
+    Raises:
+        ValueError: the model does not read all its tables directly; this process does not own all
+            tables, has loaded them itself, or was forked from the one that owns them; another
+            version than `base` serves; `version` is no name, or that of `base`; a table is unknown;
+            ids or rows have another dtype or shape than the table's; an id is out of range; or rows
+            have NaN or infinite weights. Nothing is written.
+        RendezvousError: there is no memory for the copies. Nothing is written.
+        PeerTimeoutError: processes that the text names are still inside a batch of an older
+            version, or another thread of this process has not finished publishing. Nothing is
+            announced.
+    """
+    check_deadline(deadline)
+    check_version(version)
+    check_is_version(base)
+    served = ServedModel.of(model)
+    with served.failures_counted():
+        prefix = served.prefix_within(model)
+        whole = {f"{prefix}{name}": pair for name, pair in rows.items()}
+        return served.weights.publish_rows(version, base, whole, deadline)
 
 
 def version_of(model: nn.Module) -> str:

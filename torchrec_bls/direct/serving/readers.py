@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 
 from torchrec_bls import _native
+from torchrec_bls.direct.part_index import Side
 from torchrec_bls.direct.process import is_alive, pid_of, this_process
 from torchrec_bls.direct.shared_tables import SharedTables
-from torchrec_bls.errors import BLSError
+from torchrec_bls.errors import BLSError, RendezvousError
 
 # Seconds between two tries to get a slot. Each may have to look at all readers.
 _REST = 2.0
@@ -51,6 +52,30 @@ class Reader:
             self._next_try = time.monotonic() + _REST
             self._slot, self._told = self._take_slot(oldest), oldest
 
+    def pin(self, side: Side, serial: int) -> _native.SidePin | None:
+        """Pins a side of the tables. As long as the pin is referred to, the side has this version.
+
+        Args:
+            side: the side.
+            serial: serial number of the version.
+
+        Returns:
+            None if the side has another version by now, or is being written to: then a later one
+            serves.
+
+        Raises:
+            RendezvousError: this process has no slot to pin with.
+            ValueError: it was forked from the one that the slot belongs to.
+        """
+        slot = self._slot
+        if slot is None:
+            raise RendezvousError(
+                "this process can't read tables that are refreshed by row: it is not among the "
+                "readers that their owner waits for, because 256 others are or because it has no "
+                "descriptor left (ulimit -n)"
+            )
+        return slot.pin(side, serial)
+
     def _take_slot(self, oldest: int) -> _native.ReaderSlot | None:
         try:
             if self._page is None:
@@ -70,6 +95,17 @@ def readers_of(page: _native.ControlPage) -> dict[int, int]:
             pid = pid_of(identity)
             oldest[pid] = min(serial, oldest.get(pid, serial))
     return oldest
+
+
+def holders_of_side(page: _native.ControlPage, side: Side) -> list[int]:
+    """Returns the numbers of the living processes that have pinned a side."""
+    return sorted({pid_of(each) for each in page.holders(side) if is_alive(each)})
+
+
+def processes_told(pids: Sequence[int]) -> str:
+    """Returns numbers of processes for a message, which says if one is this process."""
+    own = this_process().pid
+    return " and ".join(f"{pid} (this one)" if pid == own else f"{pid}" for pid in pids)
 
 
 def _writable_page(tables: SharedTables) -> _native.ControlPage:

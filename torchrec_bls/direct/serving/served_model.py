@@ -37,6 +37,8 @@ from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mo
 from torchrec_bls.lifetime import new_lock
 
 _SERVED = "_bls_served"
+# Seconds that a forward waits for a later version, once the rows of its own are written over.
+_LONGEST_WAIT = 60.0
 
 
 class ServedModel:
@@ -92,14 +94,14 @@ class ServedModel:
         self._process = self.reads[0].tables.process
         self._begin_in_child()
         for reads in self.reads:
-            reads.followed = True
+            reads.followed, reads.pin = True, self._pin_for_lookup
         self._hooks: list[RemovableHandle] = []
         try:
             bare = unwrapped(model)
             self._hooks.append(bare.register_forward_pre_hook(self._before_batch))
             self._hooks.append(bare.register_forward_hook(self._after_batch, always_call=True))
             self._switches.gate.admit_running(bare)
-            self._follower.after_look = self._switches.follow_drained
+            self._follower.after_look = self._after_look
         except BaseException:  # a signal, for example
             self._leave_model()
             raise
@@ -220,14 +222,20 @@ class ServedModel:
             hook.remove()
         unwrapped(self._model).__dict__.pop(_SERVED, None)
 
-    def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a state dict or checkpoint of `model`, which is the served model or a part of it,
-        as one of the served model. Dense weights outside of the part stay as they are."""
+    def prefix_within(self, model: nn.Module) -> str:
+        """Returns the prefix in the served model of the names of `model`, which is it or a part of
+        it."""
         [prefix] = [
             f"{name}." if name else ""
             for name, module in unwrapped(self._model).named_modules()
             if module is unwrapped(model)
         ]
+        return prefix
+
+    def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a state dict or checkpoint of `model`, which is the served model or a part of it,
+        as one of the served model. Dense weights outside of the part stay as they are."""
+        prefix = self.prefix_within(model)
         dense = self._dense.current() if prefix else {}
         outside = {name: live for name, live in dense.items() if not name.startswith(prefix)}
         if isinstance(state_dict, CheckpointWeights):
@@ -262,13 +270,55 @@ class ServedModel:
         if not self._process.is_own:
             self._begin_in_child()
         switches = self._switches
-        is_inner = switches.gate.enter(frame)
-        while self._follower.newest is not switches.settled and not is_inner:
+        if switches.gate.enter(frame):
+            return
+        if self._follower.newest is not switches.settled:
+            self._go_over(frame)
+        if switches.taken[0].side is not None:
+            self._pin(frame)
+
+    def _go_over(self, frame: FrameType) -> None:
+        """Has a forward leave, and enter again with the version that serves."""
+        switches = self._switches
+        is_ready = False
+        while not is_ready:
             switches.gate.leave()
             switches.take_newest()
             switches.gate.enter(frame)
-            if not switches.is_half_done:  # yet newer weights may wait for the next batch
-                break
+            is_ready = not switches.is_half_done  # yet newer weights may wait for the next batch
+
+    def _pin(self, frame: FrameType) -> None:
+        """Keeps the rows of a version as they are until the forward that has entered ends. If they
+        are written over by now, the forward goes over to the version that serves.
+
+        Raises:
+            PeerTimeoutError: that one can't be mapped, or see Switches.take_newest.
+            ValueError: see Switches.take_newest.
+            RendezvousError: this process can't pin anything, see Reader.pin.
+        """
+        switches, follower = self._switches, self._follower
+        while (taken := switches.taken[0]).side is not None:
+            pin = follower.pin(taken)
+            if pin is not None:
+                switches.gate.keep(taken.serial, pin)
+                return
+            switches.gate.leave()
+            follower.await_later(taken.serial, _LONGEST_WAIT)
+            self._go_over(frame)
+            if switches.taken[0] is taken:  # the model refuses what serves
+                switches.gate.leave()
+                raise ValueError(switches.problem)
+
+    def _pin_for_lookup(self, generation: Generation) -> object | None:
+        """Returns what keeps the rows of a generation as they are: the pin of the forward that the
+        lookup is in, or one of its own. None: they are written over."""
+        # While the owner waits for the forward, no other pin is to be had.
+        kept = self._switches.gate.kept(generation.serial)
+        return self._follower.pin(generation) if kept is None else kept
+
+    def _after_look(self) -> None:
+        self._switches.gate.let_go()
+        self._switches.follow_drained()
 
     def take_newest(self) -> None:
         """Changes to the version that serves, in a process without batches.
@@ -293,6 +343,7 @@ class ServedModel:
             rank = self.reads[0].rank
             for reads in self.reads:
                 reads.rank = None
+            self.weights.give_up_copies()
             if rank is not None:
                 self.publisher.give_up(rank)
 

@@ -89,7 +89,10 @@ class Versions:
                 time.sleep(PAUSE)
 
     def announce(self, owner: int, serial: int, version: str, parts: Sequence[OwnerPart]) -> None:
-        """Makes an owner's parts of a version known, one a module, by one store."""
+        """Makes an owner's parts of a version known, one a module, by one store. If it has a side,
+        that has all its rows."""
+        if parts[0].side is not None:
+            self._lead.set_serial_on(parts[0].side, serial)
         for tables, part in zip(self._tables, parts, strict=True):
             tables.page.record(owner, serial, version, part.index.address)
         self._lead.announce(owner, serial)

@@ -12,6 +12,7 @@ from torchrec_bls.direct.serving.draining import Draining, outcome_told
 from torchrec_bls.direct.serving.probe import Probe, Trial, check_is_probe
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
+from torchrec_bls.direct.serving.row_publisher import RowPublisher
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.versions import PAUSE
 from torchrec_bls.errors import PeerTimeoutError
@@ -48,6 +49,7 @@ class WeightsPublisher:
         self._switches = switches
         self._trial = trial
         self._draining = Draining(publisher, switches)
+        self._rows = RowPublisher(publisher)
 
     @property
     def rank(self) -> int | None:
@@ -65,13 +67,7 @@ class WeightsPublisher:
         drain: bool = False,
     ) -> Publication:
         """Publishes this rank's part; see the function `publish`."""
-        self._refuse_in_child()
-        rank, end = self.rank, time.monotonic() + deadline
-        if rank is None:
-            raise ValueError(
-                "this process reads the tables of others and publishes none: attach(owner=...) in "
-                "the place of a rank that is gone, or publish(owner=...) on its behalf"
-            )
+        rank, end = self._own_rank(), time.monotonic() + deadline
         if state_dict is None and any(reads.live is None for reads in self._reads):
             raise ValueError(
                 f"the tables of rank {rank} were not loaded in this process, which has attached to "
@@ -94,6 +90,7 @@ class WeightsPublisher:
                 if state_dict is not None:
                     self._switches.replace_writes(version)
                 return Publication(version, True, rank, serial, self._publisher, [])
+            self._rows.forget()  # its pieces are others
             before = None
             if drain and contents is not None:
                 with named_source(state_dict):
@@ -126,6 +123,42 @@ class WeightsPublisher:
                     reads.live.published(count)
             self._publisher.announce(rank, serial, version, parts, end)
         return Publication(version, False, rank, serial, self._publisher, parts)
+
+    def publish_rows(
+        self, version: str, base: str, rows: Mapping[str, Any], deadline: float
+    ) -> Publication:
+        """Publishes some rows; see the function `publish_rows`."""
+        self._own_rank()
+        owners = self._reads[0].tables.owners
+        if owners > 1:
+            raise ValueError(
+                f"rows are written by the one process that has all tables, but {owners} ranks "
+                "publish parts of these: publish from one process, see keeper()"
+            )
+        if any(reads.live is not None for reads in self._reads):
+            raise ValueError(
+                "the weights of this model show its tables, which must not change under them: "
+                "publish from a process that shows none, see keeper()"
+            )
+        return self._rows.publish(version, base, rows, deadline)
+
+    def give_up_copies(self) -> None:
+        """Lets go of the copies of tables that got rows, for a process that publishes no more."""
+        self._rows.forget()
+
+    def _own_rank(self) -> int:
+        """Returns the rank whose tables this process publishes.
+
+        Raises:
+            ValueError: it publishes none.
+        """
+        self._refuse_in_child()
+        if self.rank is None:
+            raise ValueError(
+                "this process reads the tables of others and publishes none: attach(owner=...) in "
+                "the place of a rank that is gone, or publish(owner=...) on its behalf"
+            )
+        return self.rank
 
     def _refuse_probe(self, probe: Probe, state_dict: Mapping[str, Any] | None) -> None:
         check_is_probe(probe)

@@ -1,27 +1,31 @@
-"""The wait of an owner that ends until a reader has what only the owner may have so far."""
+"""The wait of an owner until a reader has what only the owner may have so far."""
 
 import os
 import time
+from collections.abc import Sequence
 
+from torchrec_bls import _native
 from torchrec_bls.direct.file_holders import File, holds_all
+from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.serving.readers import readers_of
-from torchrec_bls.direct.serving.served_model import ServedModel
 
 _PAUSE = 0.005
 
 
-def await_a_holder(served: ServedModel, deadline: float) -> bool:
-    """Waits until a reader in another process has mapped the version that this process reads, so
-    that the version outlives this process. Without readers there is nobody to wait for.
+def await_a_holder(
+    page: _native.ControlPage, newest: Sequence[Generation], deadline: float
+) -> bool:
+    """Waits until a reader in another process has mapped a version, so that it outlives this
+    process. Without readers there is nobody to wait for.
 
     Args:
-        served: model of this process.
+        page: control page of the first module.
+        newest: generation of each module, of that version.
         deadline: seconds to wait.
 
     Returns:
         False if no reader had mapped it by then.
     """
-    newest = served.publisher.follower.newest
     files = {
         _file_of(descriptor)
         for generation in newest
@@ -29,7 +33,7 @@ def await_a_holder(served: ServedModel, deadline: float) -> bool:
         for descriptor in part.descriptors
     }
     end = time.monotonic() + deadline
-    while others := readers_of(served.reads[0].tables.page).keys() - {os.getpid()}:
+    while others := readers_of(page).keys() - {os.getpid()}:
         if any(holds_all(pid, files) for pid in others):
             break
         if time.monotonic() >= end:

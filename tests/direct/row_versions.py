@@ -1,0 +1,56 @@
+"""Versions of which most differ in some rows from the one before. Each tenth one is another
+whole."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+WHOLE = 10
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def is_whole(number: int) -> bool:
+    """Returns whether a version is published as a whole."""
+    return number == 1 or number % WHOLE == 0
+
+
+class RowVersions:
+    """The weights of each version.
+
+    Args:
+        whole: module with the weights of whole versions, see `served`.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self.weights_of = lru_cache(maxsize=4)(self._weights_of)
+
+    def delta_of(self, number: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the rows in which a version differs from the one before. Some come twice, and the
+        last one counts."""
+        generator = torch.Generator().manual_seed(number)
+
+        def some(most: int, *size: int) -> torch.Tensor:
+            return torch.randint(0, most, size, generator=generator)
+
+        delta = {}
+        for name, weight in self.weights_of(1).items():
+            if name.startswith("dense") or int(some(3)) == 0:
+                continue
+            rows, columns = weight.shape
+            count = int(some(max(2, rows // 3)))
+            delta[name] = some(rows, count), some(2000, count, columns).float() - 1000
+        return delta
+
+    def _weights_of(self, number: int) -> Weights:
+        if is_whole(number):
+            found: Weights = self._whole.weights_of(number)
+            return found
+        weights = {name: weight.clone() for name, weight in self.weights_of(number - 1).items()}
+        for name, (ids, rows) in self.delta_of(number).items():
+            for each, row in zip(ids.tolist(), rows, strict=True):
+                weights[name][each] = row
+        return weights

@@ -172,14 +172,14 @@ void sum_rows(const ShardedFeatures& features, const Tensor& lengths, const Tens
   sum_rows_directly(batch, to.row_bytes(), {to.data, to.bytes()});
 }
 
-TableWindow window_of(const std::vector<PieceTuple>& tuples) {
+TableWindow window_of(const std::vector<PieceTuple>& tuples, bool shared) {
   std::vector<SegmentPages> pieces;
   for (const auto& [segment, offset, bytes] : tuples) {
     if (segment == nullptr) throw std::invalid_argument("a piece of no segment");
     pieces.push_back({segment, offset, bytes});
   }
   const py::gil_scoped_release release;
-  return TableWindow(pieces);
+  return TableWindow(pieces, shared ? TableWindow::Pages::kShared : TableWindow::Pages::kPrivate);
 }
 
 void bind_segments(py::module_& module) {
@@ -219,11 +219,14 @@ void bind_segments(py::module_& module) {
       });
   py::class_<TableWindow>(module, "TableWindow", py::buffer_protocol(),
                           py::release_gil_before_calling_cpp_dtor())
-      .def(py::init(&window_of), py::arg("pieces"))
+      .def(py::init(&window_of), py::arg("pieces"), py::arg("shared") = false)
       .def("populate", &TableWindow::populate, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly(
+          "address",
+          [](const TableWindow& window) { return reinterpret_cast<uintptr_t>(window.data()); })
       .def_buffer([](const TableWindow& window) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(window.data()),
-                               static_cast<py::ssize_t>(window.size()));
+                               static_cast<py::ssize_t>(window.size()), window.is_read_only());
       });
 }
 

@@ -30,7 +30,10 @@ void check(const SegmentPages& piece, size_t at) {
 
 }  // namespace
 
-TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
+TableWindow::TableWindow(std::span<const SegmentPages> pieces, Pages pages) : pages_(pages) {
+  const bool shared = pages == Pages::kShared;
+  const int rights = shared ? PROT_READ : PROT_READ | PROT_WRITE;
+  const int kind = MAP_FIXED | (shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE);
   size_t bytes = 0;
   for (const SegmentPages& piece : pieces) {
     check(piece, bytes);
@@ -43,8 +46,8 @@ TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
   std::byte* at = data_;
   for (const SegmentPages& piece : pieces) {
     if (piece.bytes == 0) continue;
-    if (mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED,
-             piece.segment->descriptor(), static_cast<off_t>(piece.offset)) == MAP_FAILED) {
+    if (mmap(at, piece.bytes, rights, kind, piece.segment->descriptor(),
+             static_cast<off_t>(piece.offset)) == MAP_FAILED) {
       munmap(data_, size_);
       fail_by_errno("cannot map " + mebibytes(piece.bytes) +
                     " of tables (vm.max_map_count limits the mappings of a process)");
@@ -58,6 +61,7 @@ void TableWindow::populate() const { populate_table_pages(data_, size_, page_); 
 TableWindow::TableWindow(TableWindow&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
+      pages_(other.pages_),
       page_(other.page_) {}
 
 TableWindow::~TableWindow() {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
 
 from torchrec_bls.direct.gpu.cuda import (
     NOT_REGISTERED,
@@ -11,6 +14,7 @@ from torchrec_bls.direct.gpu.cuda import (
     READ_ONLY_SUPPORTED,
     SAME_ADDRESSES,
 )
+from torchrec_bls.direct.gpu.report import new_report
 
 OUT_OF_MEMORY, ALREADY_REGISTERED = 2, 712
 
@@ -90,3 +94,25 @@ class FakeEvent:
 
     def query(self) -> bool:
         return True
+
+
+class FakeGpu:
+    """See Gpu. It reads by the CPU, at once."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.cuda = FakeCuda()
+
+    @contextmanager
+    def reading(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+        assert all(tensor.device == self.device for tensor in tensors)
+        assert not self.cuda.latched
+        self.cuda.trace.append("read")
+        yield
+
+    def mark(self) -> FakeEvent:
+        return FakeEvent(self.cuda)
+
+    def new_report(self, programs: int) -> torch.Tensor:
+        return new_report(programs, self.device)

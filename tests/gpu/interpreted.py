@@ -21,6 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from tests.gpu.fake_cuda import FakeGpu
+from tests.gpu.reads import check_reads
 from tests.gpu.shared_rows import Batch, CutTable, Looked, Lookup, Memory, numbers, same_bits
 from torchrec_bls import _native
 from torchrec_bls.direct.gpu.kernels import rows as kernel_rows
@@ -446,6 +448,16 @@ def moved() -> None:
         assert same_bits(found, summed_by_the_cpu(versions[version], batch))
 
 
+def reader() -> None:
+    """A reader has the bits of native code, and memory is unregistered when all has read it."""
+    gpu = FakeGpu()
+    check_reads(gpu)
+    trace = " ".join(each for each in gpu.cuda.trace if each != "read")
+    assert trace.count("register") == 12 and trace.count("unregister") == 6
+    assert trace.count("synchronize unregister unregister unregister") == 2, trace
+    assert not gpu.cuda.registered
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -456,6 +468,7 @@ CHECKS = {
         nothing_is_read_beside_tables,
         stored,
         moved,
+        reader,
     )
 }
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.full
 
 # Importing is most of a process's time.
 CHECKS = [
-    ["sums", "moved"],
+    ["sums", "moved", "reader"],
     ["copies", "bad_ids", "bad_ids_of_sequences", "nothing_is_read_beside_tables"],
     ["stored"],
 ]

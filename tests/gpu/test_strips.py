@@ -1,12 +1,15 @@
-"""What kernels are told of tables, and what they tell of ids."""
+"""What kernels are told of tables, and what they tell of ids. Users of CPUs need nothing of it."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.paths import ROOT
 from torchrec_bls.direct.gpu.report import BadId, first_bad_id, new_report
 from torchrec_bls.direct.gpu.strips import FIELDS, Strip, Strips
 
@@ -66,3 +69,31 @@ def test_the_lowest_position_is_the_first_bad_id() -> None:
     assert first_bad_id(report) is None
     report[1:3] = torch.tensor([[2, 40, -1], [0, 7, 99]])
     assert first_bad_id(report) == BadId(0, 7, 99)
+
+
+WITHOUT = """
+import importlib.abc, sys
+
+asked = []
+
+class Without(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "triton":
+            asked.append(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Without())
+import torchrec_bls
+assert not asked, asked
+# TorchRec asks for Triton, and goes without.
+import torchrec_bls.direct.gpu.device, torchrec_bls.direct.gpu.reader
+from torchrec_bls import BLSEmbeddingBagCollectionSharder
+assert "torchrec_bls.direct.gpu.kernels" not in sys.modules
+"""
+
+
+@pytest.mark.full
+def test_cpus_need_no_triton() -> None:
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT], cwd=ROOT, check=True, timeout=300
+    )

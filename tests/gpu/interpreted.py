@@ -50,7 +50,7 @@ KEYS = 3
 TILES = (32, 256, 4096)
 
 untimed = settings(
-    max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 seeds = st.integers(0, 2**31)
 ids_dtypes = st.sampled_from([torch.int32, torch.int64])
@@ -309,6 +309,46 @@ def nothing_is_read_beside_tables() -> None:
         assert first_bad_id(report) == BadId(0, 2, 64)
 
 
+def lengths_that_do_not_fit() -> None:
+    """Bags outside of the ids are NaN, and nothing outside of the ids and the output is touched."""
+    table = torch.ones(9, 4)
+    pooled, rows = (
+        Strips(
+            [Strip(key, column, 4, 16, 9, 9, False, [table.data_ptr()]) for key, column in each],
+            32,
+            CPU,
+        )
+        for each in ([(0, 0), (1, 4)], [(0, 0), (1, 0)])
+    )
+    ids = torch.arange(10)[:6]  # the ids behind them have rows
+    report = new_report(2, CPU)
+    for offsets, bad_bags in (
+        ([0, 2, 4, 5, 7], [[0, 0], [0, 1]]),
+        ([0, 2, -1, 5, 6], [[0, 1], [1, 0]]),
+        ([0, 3, 2, 5, 1 << 40], [[0, 0], [1, 1]]),
+        ([0, 3, 3, 3, 6], [[0, 0], [0, 0]]),
+    ):
+        out = torch.zeros(2, 8)
+        sum_bags(pooled, ids, torch.tensor(offsets), None, out, report)
+        assert out.view(2, 2, 4).isnan().all(2).int().tolist() == bad_bags, (offsets, out)
+        told = first_bad_id(report)
+        assert (told is not None) == any(map(any, bad_bags))
+        assert told is None or (told.position, told.id) == (6, 0)
+    for begins, out_begins, expected in (
+        ([0, 3, 6], [0, 3], BadId(-1, 0, 0)),
+        ([0, 3, 7], [0, 3], BadId(1, 6, 0)),
+        ([-1, 3, 6], [0, 3], BadId(0, 6, 0)),
+        ([0, 3, 6], [0, 4], BadId(1, 6, 0)),
+        ([0, 3, 6], [-1, 3], BadId(0, 6, 0)),
+    ):
+        out = torch.zeros(8, 4)
+        words = out[1:7].view(torch.int32)
+        copy_rows(rows, ids, torch.tensor(begins), torch.tensor(out_begins), words, report)
+        assert first_bad_id(report) == (expected if expected.key >= 0 else None)
+        written = [expected.key != key for key in (0, 1) for _ in range(3)]
+        assert out.all(1).tolist() == [False, *written, False], (begins, out)
+
+
 @untimed
 @given(seeds, st.integers(0, 9), st.integers(1, 4), programs)
 def bad_ids_of_sequences(seed: int, samples: int, blocks: int, count: int) -> None:
@@ -466,6 +506,7 @@ CHECKS = {
         bad_ids,
         bad_ids_of_sequences,
         nothing_is_read_beside_tables,
+        lengths_that_do_not_fit,
         stored,
         moved,
         reader,

@@ -19,7 +19,7 @@ from torchrec_bls.direct.gpu.strips import Strip, Strips
 pytestmark = pytest.mark.full
 
 ARCHITECTURES = (80, 90, 100)
-_INTEGERS = ("samples", "count", "out_stride")
+_INTEGERS = ("size", "samples", "out_rows", "count", "out_stride")
 _TYPES = {"ids": "*i64", "offsets": "*i64", "weights": "*fp32", "out": "*fp32"}
 
 

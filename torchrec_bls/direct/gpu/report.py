@@ -14,7 +14,8 @@ class BadId(NamedTuple):
 
     Attributes:
         key: place of its feature among the keys of the batch.
-        position: its place among the ids of the batch.
+        position: its place among the ids of the batch; their number, with 0 as the id, if the
+            lengths of the feature do not fit the ids.
         id: the id.
     """
 

@@ -97,11 +97,10 @@ def store_numbers(to, numbers, columns, there, BITS: tl.constexpr):
 
 
 @triton.jit
-def tell(report, ids, key, position):
+def tell(report, ids, size, key, position):
     """Writes a program's first bad id, of which the key is -1 if it has none. Each program has a
     place of its own, so that none waits."""
-    is_bad = key >= 0
-    bad = tl.load(ids + position, mask=is_bad, other=0).to(tl.int64)
+    bad = tl.load(ids + position, mask=position < size, other=0).to(tl.int64)
     slot = report + tl.program_id(0) * _REPORT
     tl.store(slot, key)
     tl.store(slot + 1, position)

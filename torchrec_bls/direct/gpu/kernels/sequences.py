@@ -17,7 +17,7 @@ from torchrec_bls.direct.gpu.kernels.rows import (
 from torchrec_bls.direct.gpu.strips import Strips
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["size", "out_rows", "count"])
 def _write_rows(
     ids,
     begins,
@@ -26,6 +26,8 @@ def _write_rows(
     addresses,
     out,
     report,
+    size,
+    out_rows,
     count,
     out_stride,
     BITS: tl.constexpr,
@@ -38,6 +40,7 @@ def _write_rows(
     programs = tl.num_programs(0)
     bad_key = tl.full([], -1, tl.int64)
     bad_position = tl.full([], NOWHERE, tl.int64)
+    size = size.to(tl.int64)
     # The host does not know how many tiles a strip has. Its first one is the turn of the program
     # behind that of the last one before.
     turn = tl.program_id(0).to(tl.int64)
@@ -54,6 +57,11 @@ def _write_rows(
         begin = tl.load(begins + key)
         end = tl.load(begins + key + 1)
         out_row = tl.load(out_begins + number)
+        is_outside = (begin < 0) | (begin > end) | (end > size)
+        is_outside = is_outside | (out_row < 0) | (out_row + end - begin > out_rows)
+        bad_key = tl.where(is_outside & (size < bad_position), key, bad_key)
+        bad_position = tl.where(is_outside, tl.minimum(size, bad_position), bad_position)
+        end = tl.where(is_outside, begin, end)
         tiles = (end - begin + ROWS - 1) // ROWS
         tile = turn
         while tile < tiles:
@@ -82,7 +90,7 @@ def _write_rows(
             tile += programs
         turn = tile - tiles
         number += 1
-    tell(report, ids, bad_key, bad_position)
+    tell(report, ids, size, bad_key, bad_position)
 
 
 def copy_rows(
@@ -96,7 +104,8 @@ def copy_rows(
     """Copies the rows of all ids as they are stored, on the current stream of the device that all
     tensors are on. The host waits for nothing.
 
-    A bad id reads nothing, and its row is NaN.
+    A bad id reads nothing, and its row is NaN. The rows of a key stay as they are if its ids do not
+    lie among those of the batch, or its rows not in the output.
 
     Args:
         strips: strips of all features, of 32 bits. Their columns are words of 4 bytes.
@@ -150,6 +159,8 @@ def _launch(
         strips.addresses,
         out,
         report,
+        len(ids),
+        len(out),
         strips.count,
         out.stride(0) // tile["STORED"],
         **tile,

@@ -16,7 +16,7 @@ from torchrec_bls.direct.gpu.kernels.rows import (
 from torchrec_bls.direct.gpu.strips import Strips
 
 
-@triton.jit(do_not_specialize=["samples", "count"])
+@triton.jit(do_not_specialize=["size", "samples", "count"])
 def _sum_bags(
     ids,
     offsets,
@@ -25,6 +25,7 @@ def _sum_bags(
     addresses,
     out,
     report,
+    size,
     samples,
     count,
     out_stride,
@@ -39,6 +40,7 @@ def _sum_bags(
     tiles = (samples + ROWS - 1) // ROWS  # of a strip
     bad_key = tl.full([], -1, tl.int64)
     bad_position = tl.full([], NOWHERE, tl.int64)
+    size = size.to(tl.int64)
     tile = tl.program_id(0)
     # No range: Triton 3.6 interprets it with NumPy before 2.4 alone.
     while tile < count * tiles:
@@ -57,8 +59,11 @@ def _sum_bags(
         place = offsets + key * samples + bag
         begin = tl.load(place, mask=there, other=0).to(tl.int64)
         end = tl.load(place + 1, mask=there, other=0).to(tl.int64)
-        longest = tl.max(end - begin, axis=0)
         bad_in_bag = tl.full([ROWS], NOWHERE, tl.int64)
+        is_outside = (begin < 0) | (begin > end) | (end > size)
+        bad_in_bag = tl.where(is_outside, size, bad_in_bag)
+        end = tl.where(is_outside, begin, end)
+        longest = tl.max(end - begin, axis=0)
         total = tl.zeros([ROWS, NUMBERS], tl.float32)
         # The rows of each block are summed from zero, and the sums are added in the order of the
         # blocks, those of blocks without a row as well. Each row is read once.
@@ -99,7 +104,7 @@ def _sum_bags(
         bad_key = tl.where(first_bad < bad_position, key, bad_key)
         bad_position = tl.minimum(first_bad, bad_position)
         tile += tl.num_programs(0)
-    tell(report, ids, bad_key, bad_position)
+    tell(report, ids, size, bad_key, bad_position)
 
 
 def sum_bags(
@@ -113,7 +118,8 @@ def sum_bags(
     """Writes the pooled rows of all bags, on the current stream of the device that all tensors are
     on. The host waits for nothing.
 
-    A bad id reads nothing, and the columns of its bag are NaN.
+    A bad id reads nothing, and the columns of its bag are NaN. So are those of a bag that does not
+    lie among the ids.
 
     Args:
         strips: strips of all features.
@@ -135,6 +141,7 @@ def sum_bags(
         strips.addresses,
         out,
         report,
+        len(ids),
         len(out),
         strips.count,
         out.stride(0) // tile["STORED"],

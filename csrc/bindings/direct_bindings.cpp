@@ -189,10 +189,10 @@ std::vector<SegmentPages> pieces_of(const std::vector<PieceTuple>& tuples) {
   return pieces;
 }
 
-TableWindow window_of(const std::vector<PieceTuple>& tuples) {
+TableWindow window_of(const std::vector<PieceTuple>& tuples, bool shared) {
   const std::vector<SegmentPages> pieces = pieces_of(tuples);
   const py::gil_scoped_release release;
-  return TableWindow(pieces);
+  return TableWindow(pieces, shared ? TableWindow::Pages::kShared : TableWindow::Pages::kPrivate);
 }
 
 void write_table_rows(const std::vector<PieceTuple>& tuples, const Tensor& ids,
@@ -247,11 +247,14 @@ void bind_segments(py::module_& module) {
       });
   py::class_<TableWindow>(module, "TableWindow", py::buffer_protocol(),
                           py::release_gil_before_calling_cpp_dtor())
-      .def(py::init(&window_of), py::arg("pieces"))
+      .def(py::init(&window_of), py::arg("pieces"), py::arg("shared") = false)
       .def("populate", &TableWindow::populate, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly(
+          "address",
+          [](const TableWindow& window) { return reinterpret_cast<uintptr_t>(window.data()); })
       .def_buffer([](const TableWindow& window) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(window.data()),
-                               static_cast<py::ssize_t>(window.size()));
+                               static_cast<py::ssize_t>(window.size()), window.is_read_only());
       });
 }
 

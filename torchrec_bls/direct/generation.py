@@ -2,12 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torchrec_bls import _native
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.part_index import Side
 from torchrec_bls.direct.side_windows import populated_window
+
+#: Some columns of a table: their place in a row of the table, bytes of a row, rows of a block, and
+#: of each block its owner, its place in the window, and its rows. Places are in bytes.
+PlacedColumns: TypeAlias = tuple[int, int, int, list[tuple[int, int, int]]]
+#: A feature: its key, its place in a row of the output in bytes, whether bags are pooled to means,
+#: and the columns of its table.
+PlacedFeature: TypeAlias = tuple[int, int, bool, list[PlacedColumns]]
 
 
 @dataclass(frozen=True)
@@ -114,25 +122,24 @@ class FloatGeneration(Generation):
     def features(self, lookups: Sequence[FeatureLookup]) -> _native.ShardedFeatures:
         """Returns the features for native code, in the order of `lookups`. They keep the
         window."""
-        return _native.ShardedFeatures(
-            [
-                (
-                    lookup.key,
-                    lookup.first_column * self._item_bytes,
-                    lookup.means,
-                    [self._columns(lookup.table, blocks) for blocks in self._pieces(lookup.table)],
-                )
-                for lookup in lookups
-            ],
-            self.window,
-        )
+        return _native.ShardedFeatures(self.placed(lookups), self.window)
+
+    def placed(self, lookups: Sequence[FeatureLookup]) -> list[PlacedFeature]:
+        """Returns the features with their places in the window, in the order of `lookups`."""
+        return [
+            (
+                lookup.key,
+                lookup.first_column * self._item_bytes,
+                lookup.means,
+                [self._columns(lookup.table, blocks) for blocks in self._pieces(lookup.table)],
+            )
+            for lookup in lookups
+        ]
 
     def _pieces(self, table: str) -> list[list[Shard]]:
         return self._tables[table].column_pieces()
 
-    def _columns(
-        self, table: str, blocks: list[Shard]
-    ) -> tuple[int, int, int, list[tuple[int, int, int]]]:
+    def _columns(self, table: str, blocks: list[Shard]) -> PlacedColumns:
         # Ranks without rows come last: their partial sums would be zeros, and adding zeros can
         # change bits.
         return (

@@ -30,7 +30,7 @@ void check(const SegmentPages& piece, size_t at) {
 
 }  // namespace
 
-TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
+TableWindow::TableWindow(std::span<const SegmentPages> pieces, Pages pages) : pages_(pages) {
   size_t bytes = 0;
   for (const SegmentPages& piece : pieces) {
     check(piece, bytes);
@@ -44,10 +44,11 @@ TableWindow::TableWindow(std::span<const SegmentPages> pieces) {
   for (const SegmentPages& piece : pieces) {
     if (piece.bytes == 0) continue;
     // A private mapping need not show what is written to the file later.
-    const bool shared = piece.segment->kind() == TableSegment::Kind::kRefreshed;
-    const int protection = shared ? PROT_READ : PROT_READ | PROT_WRITE;
-    const int kind = shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
-    if (mmap(at, piece.bytes, protection, kind | MAP_FIXED, piece.segment->descriptor(),
+    const bool shared =
+        pages == Pages::kShared || piece.segment->kind() == TableSegment::Kind::kRefreshed;
+    const int rights = shared ? PROT_READ : PROT_READ | PROT_WRITE;
+    const int kind = MAP_FIXED | (shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE);
+    if (mmap(at, piece.bytes, rights, kind, piece.segment->descriptor(),
              static_cast<off_t>(piece.offset)) == MAP_FAILED) {
       munmap(data_, size_);
       fail_by_errno("cannot map " + mebibytes(piece.bytes) +
@@ -62,6 +63,7 @@ void TableWindow::populate() const { populate_table_pages(data_, size_, page_); 
 TableWindow::TableWindow(TableWindow&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
+      pages_(other.pages_),
       page_(other.page_) {}
 
 TableWindow::~TableWindow() {

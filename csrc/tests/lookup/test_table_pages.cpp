@@ -137,9 +137,14 @@ void check_window(const TableSegment& segment) {
   };
   CHECK(same(0, 3 * kHugePage, kHugePage));
   CHECK(same(kHugePage, kHugePage, 2 * kHugePage));
+  const TableWindow shared(pieces, TableWindow::Pages::kShared);
+  CHECK(shared.is_read_only());
+  CHECK(std::memcmp(shared.data(), window.data(), window.size()) == 0);
+  CHECK(mapped_as_huge(shared.data()) + mapped_as_huge(shared.data() + kHugePage) == 3 * kHugePage);
 
   window.data()[kHugePage + 5] ^= std::byte{1};
   CHECK(has_content(segment.data()));
+  CHECK(shared.data()[kHugePage + 5] != window.data()[kHugePage + 5]);
   CHECK(same(0, 3 * kHugePage, kHugePage));
   CHECK(same(2 * kHugePage, 2 * kHugePage, kHugePage));
   CHECK(same(kHugePage + 6, kHugePage + 6, kHugePage - 6));

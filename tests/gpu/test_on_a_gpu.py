@@ -1,0 +1,18 @@
+"""What only a GPU can show, where there is one: tables register, and rows are read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu.reads import check_reads
+from torchrec_bls.direct.gpu.device import CudaGpu
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU of CUDA here"),
+]
+
+
+def test_a_gpu_reads_the_bits_of_the_cpu() -> None:
+    check_reads(CudaGpu(torch.device("cuda", 0)))

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
-from tests.direct import nodes
+from tests.direct import nodes, served
 from tests.direct.at_every_line import Place, places_of, some_of, strike
 from tests.direct.nodes import DEADLINE, Node, NodeFailedError, until
 from tests.direct.row_versions import is_whole
@@ -30,7 +30,7 @@ from tests.direct.test_keeper import KEEPER, keep, kept, processes_of, stopped
 from tests.direct.test_keeper_deaths import give_up, walk
 from tests.distributed import models
 from tests.tiers import slow_but
-from torchrec_bls import _native, keeper, publish_rows, serving_state
+from torchrec_bls import _native, keeper, publish_rows, serving_state, version_of
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.row_copies import RowCopies
 from torchrec_bls.errors import BLSError, PeerTimeoutError
@@ -57,6 +57,15 @@ def go_on_until(node: Node, first: int, last: int, pause: float = 0.0) -> None:
         time.sleep(pause)
 
 
+def check_until(node: Node, end: str, least: int) -> int:
+    """Looks so many batches up, and more until a file exists; returns the version of the last."""
+    number = 0
+    while number < least or not Path(node.path_of(end)).exists():
+        served.check(node.model, node.batches, node.expected, number)
+        number += 1
+    return number_of(version_of(node.model))
+
+
 @pytest.mark.parametrize("served_by", BOTH)
 def test_every_batch_is_of_the_version_that_it_names(tmp_path: Path, served_by: str) -> None:
     readers = ["first", "second", "third"]
@@ -64,8 +73,9 @@ def test_every_batch_is_of_the_version_that_it_names(tmp_path: Path, served_by: 
         processes.call("keeper", keep, 1)
         processes.call_all(readers, nodes.join, KEEPER)
         for name in readers:
-            processes.begin(name, nodes.check_many, 1500, f"ready {name}")
+            processes.begin(name, check_until, "end", 1500)
         processes.call("keeper", go_on_until, 2, 68, 0.02)
+        (tmp_path / "end").touch()
         for name in readers:
             assert processes.end(name) > 1
         # Whole versions came in between, so that copies were made anew.
@@ -180,7 +190,7 @@ def test_readers_lose_no_batch_while_keepers_and_other_readers_die(
         processes.call(mortal[0], keep, 1)
         processes.call_all(readers, nodes.join, KEEPER)
         for name in readers:
-            processes.begin(name, nodes.check_many, batches, name)
+            processes.begin(name, check_until, "end", batches)
         number = 1
         for keeper_now, victim, successor in zip(mortal, victims, mortal[1:], strict=False):
             processes.call(victim, nodes.join, KEEPER)
@@ -198,6 +208,7 @@ def test_readers_lose_no_batch_while_keepers_and_other_readers_die(
             until(lambda pid=pids[0]: nodes.state_of(pid) in "ZX")
             assert processes.call(successor, keep, None)
             number = number_of(processes.call(successor, nodes.state).announced)
+        (tmp_path / "end").touch()
         while not all(processes.has_answered(name) for name in readers):
             number += 1
             processes.call(mortal[-1], go_on, number)

@@ -49,7 +49,7 @@ def check(outputs: Sequence[str], ranks_per_host: int, store: str) -> None:
         has_rank_0 = any(rank == "0" for rank, *_ in met)
         assert [rank for rank, _ in told] == ["0"] * has_rank_0 or find_devices(Path("/")), output
         for _, message in told:
-            assert "use the two-sided transport 'c10d' over TCP instead" in message
+            assert "use TCP instead" in message
         total = ranks * (ranks + 1) // 2
         received = re.findall(r"rank \d: received (.*)", output)
         assert received == [str([3 * total, 3000 * total])] * ranks_per_host, output

@@ -174,8 +174,7 @@ def test_a_keeper_that_is_killed_while_it_writes_costs_its_readers_nothing(
         processes.call("reader", nodes.go_over, 12)
 
 
-# The bar of 10,000 batches was met by these with 10_000 and 8, which takes two minutes each.
-CASES = [(REFRESHED, 800, 3), (REFRESHED, 2_000, 3), ("tests.quant.refreshed", 2_000, 3)]
+CASES = [(REFRESHED, 800, 3), (REFRESHED, 10_000, 8), ("tests.quant.refreshed", 10_000, 8)]
 
 
 @pytest.mark.parametrize(("served_by", "batches", "keepers"), slow_but(CASES[:1], CASES))

@@ -218,18 +218,39 @@ def test_nothing_stays_open_after_a_failure() -> None:
 
 def test_the_address_is_that_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert own_address(is_one_host=False) == "127.0.0.1"
+    assert own_address(False, 30.0) == "127.0.0.1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
     with pytest.raises(OSError, match="'none0', which has no address"):
-        own_address(is_one_host=True)
+        own_address(True, 30.0)
 
 
 def test_the_address_is_that_of_the_hosts_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert own_address(is_one_host=True) == "127.0.0.1"
+    assert own_address(True, 30.0) == "127.0.0.1"
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(tcp_connections.socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(OSError, match="stands for no address"):
-        own_address(is_one_host=False)
+        own_address(False, 30.0)
     found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.1.2.3", 0)))
-    assert own_address(is_one_host=False) == "10.1.2.3"
+    assert own_address(False, 30.0) == "10.1.2.3"
+
+
+def test_a_name_that_stands_for_nothing_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(tcp_connections.socket, "gethostname", lambda: "no-such-host.invalid")
+    monkeypatch.setattr(tcp_connections.socket, "getaddrinfo", raise_unknown)
+    with pytest.raises(OSError, match=r"no-such-host\.invalid, stands for no .*GLOO_SOCKET"):
+        own_address(False, 30.0)
+
+
+def raise_unknown(*_: object, **__: object) -> None:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+def test_a_name_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    answer = threading.Event()
+    monkeypatch.setattr(tcp_connections.socket, "getaddrinfo", lambda *_, **__: answer.wait(30))
+    with pytest.raises(OSError, match=r"within 0.05 s: name the network interface by GLOO_SOCKET"):
+        own_address(False, 0.05)
+    answer.set()

@@ -1,6 +1,7 @@
 // What is special about channels over TCP. The tests of the protocol run over them as well.
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,9 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "errors.h"
 #include "tests/support/checks.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tcp_mesh.h"
+#include "transport/tcp/background_writer.h"
 #include "transport/tcp/tcp_transport.h"
 
 using namespace bls;
@@ -180,4 +183,17 @@ TEST_CASE("slots that a frame can't hold are refused") {
   });
   REQUIRE(failure);
   CHECK(failure->message.find("4 GiB") != std::string::npos);
+}
+
+TEST_CASE("a connection that can't be watched for room is told to its sender") {
+  struct Owner final : BackgroundWriter::Owner {
+    void write_on(int) override {}
+  } owner;
+  BackgroundWriter& writer = BackgroundWriter::of_process();
+  const uint64_t number = writer.add(owner);
+  const Descriptor file(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));  // epoll takes no files
+  CHECK_THROWS_WITH_AS(writer.await_room(number, 0, file.get()),
+                       "a connection can't be watched for room: Operation not permitted",
+                       ChannelError);
+  writer.remove(number);
 }

@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <string>
+#include <system_error>
 #include <thread>
 
 #include "errors.h"
@@ -60,16 +62,37 @@ void BackgroundWriter::await_room(uint64_t number, int peer, int socket) {
   epoll_event event{};
   event.events = EPOLLOUT | EPOLLONESHOT;
   event.data.u64 = number * kPeers + static_cast<uint64_t>(peer);
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event) != 0 && errno == ENOENT) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
+  int failed = epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event);
+  if (failed != 0 && errno == ENOENT) {
+    failed = epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
   }
-  if (runs_.exchange(true)) return;
+  if (failed != 0) {
+    throw ChannelError(
+        ErrorKind::kTransport,
+        std::string("a connection can't be watched for room: ") + std::strerror(errno));
+  }
+  const std::lock_guard lock(starting_);
+  if (!runs_) start();
+  runs_ = true;
+}
+
+void BackgroundWriter::start() {
   // Signals are for the threads of the program.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([this] { run(); }).detach();
+  std::string failed;
+  try {
+    std::thread([this] { run(); }).detach();
+  } catch (const std::system_error& error) {
+    failed = error.what();
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!failed.empty()) {
+    throw ChannelError(ErrorKind::kTransport,
+                       "no thread that sends what a connection has no room for: " + failed +
+                           ". Raise the limit of threads (ulimit -u, or that of the container)");
+  }
 }
 
 void BackgroundWriter::run() {

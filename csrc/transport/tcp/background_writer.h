@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -29,18 +28,21 @@ class BackgroundWriter {
   uint64_t add(Owner& owner);
   /// No call of the owner is under way any more, and none comes.
   void remove(uint64_t number);
-  /// Has `write_on(peer)` called once, as soon as the socket has room.
+  /// Has `write_on(peer)` called once, as soon as the socket has room. Throws ChannelError where
+  /// the kernel has no memory for that, or no thread.
   void await_room(uint64_t number, int peer, int socket);
 
  private:
   BackgroundWriter();
+  void start();
   void run();
 
   Descriptor epoll_;
-  std::mutex mutex_;  // of everything below, and held while an owner is called
+  std::mutex mutex_;  // of the owners, and held while one is called
   std::map<uint64_t, Owner*> owners_;
   uint64_t next_ = 0;
-  std::atomic<bool> runs_{false};
+  std::mutex starting_;
+  bool runs_ = false;  // with `starting_`
 };
 
 }  // namespace bls

@@ -188,8 +188,12 @@ void TcpTransport::write(Peer& peer) {
       peer.writer.clear();
       return;
     }
-    if (!is_idle) writer_.await_room(writer_number_, peer.rank, peer.socket.get());
-    return;
+    if (is_idle) return;
+    try {
+      return writer_.await_room(writer_number_, peer.rank, peer.socket.get());
+    } catch (const ChannelError& error) {
+      return lose(peer, PeerState::kFailed, error.what());
+    }
   }
 }
 

@@ -134,7 +134,7 @@ def _two_sided(rendezvous: Rendezvous, shape: Shape) -> _native.TwoSidedTranspor
 
 def _tcp(rendezvous: Rendezvous, shape: Shape, peers: Sequence[int]) -> _native.TcpTransport:
     with rendezvous.own_part():
-        listener = Listener(own_address(is_one_host=len(set(shape.hosts)) == 1))
+        listener = Listener(own_address(len(set(shape.hosts)) == 1, shape.deadline))
     try:
         records = rendezvous.exchange("TCP addresses", listener.record)
         with rendezvous.own_part(), ExitStack() as stack:

@@ -6,7 +6,6 @@ What is not proven within seconds is dropped, while others are served.
 """
 
 import errno
-import fcntl
 import hmac
 import os
 import selectors
@@ -18,8 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.collective.transport.in_time import TooLateError, within
 from torchrec_bls.collective.transport.rank_names import RankNames
 from torchrec_bls.errors import RendezvousError
+from torchrec_bls.interfaces import ipv4_address
 from torchrec_bls.lifetime import kept_from_children
 
 # Seconds for the handshake of a connection, and between tries to connect.
@@ -36,9 +37,6 @@ _ANSWER = struct.Struct(f"<{_NONCE_BYTES}s{_PROOF_BYTES}s")
 
 # From there on the connection is the channel's.
 _WELCOME = b"\x01"
-
-_SIOCGIFADDR = 0x8915
-_NAME_BYTES = 16  # bytes of an interface's name in the request
 
 #: A handshake yields how many bytes it has to get, or bytes to send. It returns the peer's rank.
 Handshake = Generator[int | bytes, bytes, int]
@@ -334,12 +332,13 @@ def _missing(
     )
 
 
-def own_address(is_one_host: bool) -> str:
+def own_address(is_one_host: bool, deadline: float) -> str:
     """Returns the address at which other ranks reach this one: that of the interface in
     GLOO_SOCKET_IFNAME, or else that of this host's name, as for torch's gloo.
 
     Args:
         is_one_host: whether all of them are on this host.
+        deadline: seconds that a name server may take.
 
     Raises:
         OSError: there is no such interface, or it has no address; or other hosts can't know this
@@ -351,7 +350,17 @@ def own_address(is_one_host: bool) -> str:
     if is_one_host:
         return "127.0.0.1"
     host = socket.gethostname()
-    for *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+    try:
+        found = within(deadline, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except socket.gaierror:
+        found = []
+    except TooLateError:
+        raise OSError(
+            errno.ETIMEDOUT,
+            f"no name server told the address of this host's name, {host}, within {deadline:g} s: "
+            "name the network interface by GLOO_SOCKET_IFNAME",
+        ) from None
+    for *_, address in found:
         if not str(address[0]).startswith(("127.", "::1", "fe80")):
             return str(address[0])
     raise OSError(
@@ -362,12 +371,9 @@ def own_address(is_one_host: bool) -> str:
 
 
 def _address_of_interface(name: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack(f"{_NAME_BYTES}s24x", name.encode()[: _NAME_BYTES - 1])
-        with suppress(OSError):  # it has none of IPv4
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-            # A sockaddr_in follows the name: family, port, address.
-            return socket.inet_ntoa(answer[_NAME_BYTES + 4 : _NAME_BYTES + 8])
+    address = ipv4_address(name)
+    if address is not None:
+        return address
     with suppress(OSError):  # there is no IPv6
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             address, _, _, scope, _, interface = line.split()

@@ -1,33 +1,22 @@
 """The network by which the processes of a job find each other: torchrun's store, and gloo."""
 
-import fcntl
 import ipaddress
 import socket
-import struct
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Thread
 
 from torchrec_bls.doctor.finding import Finding, Status
-
-_SIOCGIFADDR = 0x8915
-_NAME_BYTES = 16  # bytes of an interface's name in the request
+from torchrec_bls.interfaces import ipv4_address
 
 
 def interfaces() -> dict[str, str]:
     """Returns the IPv4 address of each network interface that has one, without loopback."""
-    addresses = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            request = struct.pack(f"{_NAME_BYTES}s24x", name.encode())
-            with suppress(OSError):  # it has no address
-                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-                # A sockaddr_in follows the name: family, port, address.
-                addresses[name] = socket.inet_ntoa(answer[_NAME_BYTES + 4 : _NAME_BYTES + 8])
+    addresses = {name: ipv4_address(name) for _, name in socket.if_nameindex()}
     return {
         name: address
         for name, address in addresses.items()
-        if not ipaddress.ip_address(address).is_loopback
+        if address is not None and not ipaddress.ip_address(address).is_loopback
     }
 
 

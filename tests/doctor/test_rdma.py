@@ -40,7 +40,7 @@ def findings(root: Path, error: str = "", limits: PortLimits | None = None) -> d
 def test_a_host_without_devices_is_well(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path).values()
     assert finding.status is Status.OK
-    assert finding.text == "no device: channels between hosts go over TCP (transport c10d)"
+    assert finding.text == "no device: channels between hosts go over TCP (transport tcp)"
 
 
 def test_a_roce_port_tells_its_routed_ipv4_address(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def rdma_findings(
         port_limits: function that returns the limits of a port, or None where they are unknown.
     """
     if not devices:
-        text = "no device: channels between hosts go over TCP (transport c10d)"
+        text = "no device: channels between hosts go over TCP (transport tcp)"
         return [Finding("RDMA", Status.OK, text, facts={"devices": 0})]
     any_active = any(port.active for device in devices for port in device.ports)
     findings = [_library_finding(load_error())]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.direct.nodes import until
+from tests.direct.nodes import DEADLINE, until
 from tests.serve.asking import Answered, Refused, by_binary, by_grpc, by_json, drawn
 from tests.serve.running import Running
 
@@ -102,7 +102,9 @@ def starts(service: Running, cause: str) -> float:
 
 
 @contextmanager
-def losing_workers(service: Running, cause: str = "death", times: int = 1) -> Iterator[None]:
+def losing_workers(
+    service: Running, cause: str = "death", times: int = 1, deadline: float = DEADLINE
+) -> Iterator[None]:
     """Waits at the end until workers that the test loses have successors, and both answer."""
     wanted = starts(service, cause) + times
 
@@ -112,7 +114,7 @@ def losing_workers(service: Running, cause: str = "death", times: int = 1) -> It
         return False
 
     yield
-    until(all_are_back)
+    until(all_are_back, deadline)
 
 
 def lose(service: Running, name: str, number: int = signal.SIGKILL, cause: str = "death") -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from torchrec_bls.errors import named
+from torchrec_bls.serve.processes.background import give_way
 from torchrec_bls.serve.processes.leaving import leave
 from torchrec_bls.serve.processes.names import name_process
 from torchrec_bls.serve.status import Refreshes
@@ -23,8 +23,6 @@ _LOADING, _ENDING = 3600.0, 30.0
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 # Seconds between two looks at what it watches.
 _LOOK = 1.0
-# Versions are made when nobody else needs the processor.
-_NICE = 10
 _log = logging.getLogger(__name__)
 
 
@@ -183,7 +181,7 @@ def _keep(connection: Connection, keeping: Keeping) -> None:
     except Exception as error:
         connection.send(named(error))
         raise
-    os.nice(_NICE)
+    give_way()
     with kept:
         watch = None
         if keeping.watch is not None:

@@ -11,14 +11,15 @@ import multiprocessing
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from select import select
 from typing import TYPE_CHECKING, NoReturn
 
 from torchrec_bls.errors import named
 from torchrec_bls.serve.channel import Attach, Channel, Failed, Fork, Ready, pair
+from torchrec_bls.serve.processes.background import give_way
 from torchrec_bls.serve.processes.leaving import leave
 from torchrec_bls.serve.processes.names import name_process
 from torchrec_bls.serve.processes.plan import Plan
@@ -39,7 +40,7 @@ class ZygoteProcess:
 
     Args:
         plan: what it makes.
-        idle: whether it makes that only while nobody else needs the processor.
+        beside: whether workers answer meanwhile, to whom it gives way.
 
     Attributes:
         channel: connection to it. It is told once that tables can be attached to. It says when it
@@ -47,13 +48,13 @@ class ZygoteProcess:
         began: moment of its begin, in seconds of `time.monotonic()`.
     """
 
-    def __init__(self, plan: Plan, *, idle: bool) -> None:
+    def __init__(self, plan: Plan, *, beside: bool) -> None:
         self.began = time.monotonic()
         self.channel, there = pair()
         with there:
             context = multiprocessing.get_context("spawn")
             self._process = context.Process(
-                target=_run, args=(there, plan, idle), name="torchrec_bls zygote"
+                target=_run, args=(there, plan, beside), name="torchrec_bls zygote"
             )
             self._process.start()
 
@@ -83,7 +84,7 @@ class ZygoteProcess:
             self._process.join(_ENDING)
 
 
-def _run(end: socket.socket, plan: Plan, idle: bool) -> None:
+def _run(end: socket.socket, plan: Plan, beside: bool) -> None:
     """Makes the model, and forks workers until the supervisor ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -92,7 +93,7 @@ def _run(end: socket.socket, plan: Plan, idle: bool) -> None:
     name_process("zygote")
     channel = Channel(end)
     try:
-        served = _made(plan, channel, idle)
+        served = _made(plan, channel, beside)
     except EOFError:
         return
     except Exception as error:
@@ -121,30 +122,13 @@ def _run(end: socket.socket, plan: Plan, idle: bool) -> None:
         leave()
 
 
-def _made(plan: Plan, channel: Channel, idle: bool) -> "Served":
-    """Makes the model once tables can be attached to. If nobody else is to wait for that, a thread
-    of its own makes it: who leaves the idle policy needs a privilege, so a process that has it
-    could have no other children."""
-    made: list[Served] = []
-    failed: list[BaseException] = []
-
-    def make() -> None:
-        try:
-            if idle:
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            made.append(_make(plan, channel))
-        except BaseException as error:
-            failed.append(error)
-
-    if idle:
-        thread = threading.Thread(target=make)
-        thread.start()
-        thread.join()
-    else:
-        make()
-    for error in failed:
-        raise error
-    return made[0]
+def _made(plan: Plan, channel: Channel, beside: bool) -> "Served":
+    """Makes the model once tables can be attached to. A thread of its own does so if it is to give
+    way, since the children of this process, workers, are not."""
+    if not beside:
+        return _make(plan, channel)
+    with ThreadPoolExecutor(1, initializer=give_way) as own:
+        return own.submit(_make, plan, channel).result()
 
 
 def _make(plan: Plan, channel: Channel) -> "Served":

@@ -25,7 +25,7 @@ class Zygotes:
         self._plan = plan
         self._pause = Pause()
         self._ready: ZygoteProcess | None = None
-        self._making: ZygoteProcess | None = ZygoteProcess(plan, idle=False)
+        self._making: ZygoteProcess | None = ZygoteProcess(plan, beside=False)
         self._is_attached = self._is_renewing = self._has_been_ready = False
 
     def __enter__(self) -> "Zygotes":
@@ -86,7 +86,7 @@ class Zygotes:
 
     def _make(self) -> None:
         self._is_attached = False
-        self._making = ZygoteProcess(self._plan, idle=self._has_been_ready)
+        self._making = ZygoteProcess(self._plan, beside=self._has_been_ready)
 
     def _take_over(self) -> None:
         before, self._ready, self._making = self._ready, self._making, None

@@ -1,0 +1,18 @@
+"""What is prepared in the background gives way, and nothing else does."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from torchrec_bls.serve.processes.background import give_way
+
+
+def _niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_a_thread_gives_way_alone() -> None:
+    before = _niceness()
+    with ThreadPoolExecutor(1, initializer=give_way) as own:
+        assert own.submit(_niceness).result() == max(before, 10)
+    assert _niceness() == before

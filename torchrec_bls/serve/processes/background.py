@@ -1,0 +1,14 @@
+"""What a service prepares while it answers requests: new versions, and new processes."""
+
+import os
+import threading
+
+# Less than a tenth of a processor beside a process that wants all of it: requests hardly notice it,
+# and it ends however busy the host is. Linux's idle policy would wait until nobody else has to run.
+_NICE = 10
+
+
+def give_way() -> None:
+    """Lowers the priority of the calling thread, for ever: who takes it back needs a privilege.
+    Processes and threads that it begins inherit that."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

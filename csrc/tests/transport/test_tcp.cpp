@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,7 +15,7 @@
 #include "tests/support/checks.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tcp_mesh.h"
-#include "transport/tcp/background_writer.h"
+#include "transport/tcp/background.h"
 #include "transport/tcp/tcp_transport.h"
 
 using namespace bls;
@@ -36,8 +37,10 @@ Transports with_small_buffers(const Setup& setup) {
 
 /// A rank, and the other end of its connection to rank 1, which no transport has.
 struct Half {
-  explicit Half(const Setup& setup = {}) {
-    auto [own, other] = tcp_pair();
+  explicit Half(const Setup& setup = {}, int buffer_bytes = 0) {
+    auto [own, other] = tcp_pair(buffer_bytes);
+    const timeval patience{30, 0};
+    setsockopt(other.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     peer = std::move(other);
     std::vector<Descriptor> sockets(2);
     sockets[1] = std::move(own);
@@ -90,6 +93,28 @@ TEST_CASE("a post does not wait for the connection") {
     expect(text_of(channel.wait().part(1 - rank, 0)) == "behind it", "wrong");
     channel.close();
   });
+}
+
+TEST_CASE("a rank that computes takes large messages all the same") {
+  Half half({.slot_bytes = kMinSlotBytes}, 4096);
+  const std::vector<char> large(8 << 20, 'x');
+  const auto bytes = static_cast<uint32_t>(large.size());
+  const auto say_large = [&](uint64_t number) {
+    half.say({FrameKind::kMessage, 0, number, 0});
+    half.say({FrameKind::kLarge, bytes, number, bytes});
+    half.say(large.data(), large.size());
+  };
+  std::thread first(say_large, 0);
+  half.transport->pull(1, 0, MemoryAddress{{}, bytes}, bytes);
+  first.join();
+  for (const bool after_a_post : {true, false}) {
+    if (after_a_post) {
+      half.transport->deliver(1, half.transport->outbox(1, 0), 8, 0);
+    } else {
+      half.transport->return_credit(1, 1);
+    }
+    say_large(after_a_post ? 1 : 2);  // without a call of the transport
+  }
 }
 
 TEST_CASE("poison passes a large message by") {
@@ -185,15 +210,15 @@ TEST_CASE("slots that a frame can't hold are refused") {
   CHECK(failure->message.find("4 GiB") != std::string::npos);
 }
 
-TEST_CASE("a connection that can't be watched for room is told to its sender") {
-  struct Owner final : BackgroundWriter::Owner {
-    void write_on(int) override {}
+TEST_CASE("a connection that can't be watched in the background is told to its user") {
+  struct Owner final : Background::Owner {
+    void go_on(int) override {}
   } owner;
-  BackgroundWriter& writer = BackgroundWriter::of_process();
-  const uint64_t number = writer.add(owner);
+  Background& background = Background::of_process();
+  const uint64_t number = background.add(owner);
   const Descriptor file(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));  // epoll takes no files
-  CHECK_THROWS_WITH_AS(writer.await_room(number, 0, file.get()),
-                       "a connection can't be watched for room: Operation not permitted",
+  CHECK_THROWS_WITH_AS(background.await(number, 0, file.get(), EPOLLOUT),
+                       "a connection can't be watched in the background: Operation not permitted",
                        ChannelError);
-  writer.remove(number);
+  background.remove(number);
 }

@@ -30,6 +30,8 @@ constexpr std::chrono::milliseconds kPoisonGrace{200};
 constexpr std::chrono::seconds kLeaving{1};
 /// Nothing tells when the kernel has sent all: a rank that waits for that looks this often.
 constexpr std::chrono::microseconds kBetweenLooks{500};
+/// The kernel keeps less of a message for a receiver that does not read, and then stops its sender.
+constexpr size_t kKept = size_t{256} << 10;
 constexpr uint64_t kWake = std::numeric_limits<uint64_t>::max();
 
 /// A host that vanished is noticed within the deadline: by unanswered data, or by probes where
@@ -96,7 +98,7 @@ TcpTransport::TcpTransport(std::vector<Descriptor> sockets, const RingShape& sha
       outbox_(zeroed_pages(ring_bytes_)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      writer_(BackgroundWriter::of_process()) {
+      background_(Background::of_process()) {
   if (stride_ > std::numeric_limits<uint32_t>::max()) {
     throw std::invalid_argument("slots of " + std::to_string(shape.slot_bytes) +
                                 " bytes are larger than a message over TCP may be, 4 GiB");
@@ -116,10 +118,10 @@ TcpTransport::TcpTransport(std::vector<Descriptor> sockets, const RingShape& sha
     fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) | O_NONBLOCK);
     watch(socket, static_cast<uint64_t>(rank));
   }
-  writer_number_ = writer_.add(*this);  // last: it has to be removed again
+  background_number_ = background_.add(*this);  // last: it has to be removed again
 }
 
-TcpTransport::~TcpTransport() { writer_.remove(writer_number_); }
+TcpTransport::~TcpTransport() { background_.remove(background_number_); }
 
 void TcpTransport::watch(const Descriptor& of, uint64_t name) {
   epoll_event event{};
@@ -135,6 +137,7 @@ void TcpTransport::watch(const Descriptor& of, uint64_t name) {
 
 /// Takes what has come.
 void TcpTransport::take_events() {
+  computing_ = false;
   std::array<epoll_event, 64> events;
   const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) {
@@ -149,24 +152,48 @@ void TcpTransport::take_events() {
 }
 
 void TcpTransport::read(Peer& peer) {
-  while (peer.socket.get() >= 0) {
-    std::array<iovec, 2> room = peer.reader.room();
-    const size_t space = room[0].iov_len + room[1].iov_len;
-    const ssize_t bytes = readv(peer.socket.get(), room.data(), 2);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0 && errno == EAGAIN) return;
-    if (bytes < 0) return lose_by_errno(peer, errno);
-    if (bytes == 0) return hang_up(peer);
-    try {
-      peer.reader.take(static_cast<size_t>(bytes));
-    } catch (const std::exception& error) {
-      return lose(peer, PeerState::kFailed, error.what());
-    }
-    if (static_cast<size_t>(bytes) < space) return;
+  while (read_once(peer)) {
   }
 }
 
+/// Returns whether more may be there.
+bool TcpTransport::read_once(Peer& peer) {
+  if (peer.socket.get() < 0) return false;
+  std::array<iovec, 2> room = peer.reader.room();
+  const size_t space = room[0].iov_len + room[1].iov_len;
+  const ssize_t bytes = readv(peer.socket.get(), room.data(), 2);
+  if (bytes < 0) {
+    if (errno != EINTR && errno != EAGAIN) lose_by_errno(peer, errno);
+    return errno == EINTR;
+  }
+  if (bytes == 0) {
+    hang_up(peer);
+    return false;
+  }
+  try {
+    peer.reader.take(static_cast<size_t>(bytes));
+  } catch (const std::exception& error) {
+    lose(peer, PeerState::kFailed, error.what());
+    return false;
+  }
+  return static_cast<size_t>(bytes) == space;
+}
+
+/// Sends what the kernel has room for. What is left to do goes on in the background.
 void TcpTransport::write(Peer& peer) {
+  send(peer);
+  const uint32_t events = (peer.lacks_room ? EPOLLOUT : 0u) |
+                          (computing_ && peer.most_bytes > kKept ? EPOLLIN : 0u);
+  if (events == 0 || peer.socket.get() < 0) return;
+  try {
+    background_.await(background_number_, peer.rank, peer.socket.get(), events);
+  } catch (const ChannelError& error) {
+    lose(peer, PeerState::kFailed, error.what());
+  }
+}
+
+void TcpTransport::send(Peer& peer) {
+  peer.lacks_room = false;
   while (peer.socket.get() >= 0 && peer.write_error == 0) {
     std::array<iovec, 2> pieces = peer.writer.pieces();
     const bool is_idle = pieces[0].iov_len + pieces[1].iov_len == 0;
@@ -188,17 +215,15 @@ void TcpTransport::write(Peer& peer) {
       peer.writer.clear();
       return;
     }
-    if (is_idle) return;
-    try {
-      return writer_.await_room(writer_number_, peer.rank, peer.socket.get());
-    } catch (const ChannelError& error) {
-      return lose(peer, PeerState::kFailed, error.what());
-    }
+    peer.lacks_room = !is_idle;
+    return;
   }
 }
 
-void TcpTransport::write_on(int peer) {
+/// Little at once: the rank may want the lock.
+void TcpTransport::go_on(int peer) {
   const std::lock_guard lock(mutex_);
+  if (computing_) read_once(of(peer));
   write(of(peer));
 }
 
@@ -236,11 +261,13 @@ void TcpTransport::Peer::complete(const FrameHead& head) {
     case FrameKind::kMessage:
       pulled[transport.slot_at(received)].bytes = 0;  // what it may have outside is on its way
       ++received;
+      most_bytes = std::max<size_t>(head.bytes, most_bytes / 2);
       arrival_word(transport.slot_in(transport.inbox_, rank, transport.slot_at(head.number)))
           .store(received, std::memory_order_release);
       break;
     case FrameKind::kLarge:
       pulled[transport.slot_at(head.number)].there += head.bytes;
+      most_bytes = std::max<size_t>(head.whole, most_bytes);
       break;
     case FrameKind::kCredit:
       credit = head.number;
@@ -308,6 +335,7 @@ std::byte* TcpTransport::outbox(int destination, uint32_t slot) {
 void TcpTransport::deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   posted_ = std::max(posted_, sequence + 1);
+  computing_ = true;
   Peer& peer = of(destination);
   Large& exposed = peer.exposed[slot_at(sequence)];
   const bool is_large = std::exchange(exposed.is_next, false);
@@ -319,6 +347,7 @@ void TcpTransport::deliver(int destination, std::byte* slot, size_t bytes, uint6
 
 void TcpTransport::return_credit(int source, uint64_t consumed) {
   const std::lock_guard lock(mutex_);
+  computing_ = true;
   of(source).writer.credit(consumed);
   write(of(source));
 }
@@ -413,6 +442,10 @@ void TcpTransport::sleep_for_events(Clock::time_point until) const {
 }
 
 void TcpTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {
+  {
+    const std::lock_guard lock(mutex_);
+    computing_ = false;
+  }
   // What comes after the look is an event.
   if (!ready(context) && poisoned_.load() == 0) sleep_for_events(until);
 }

@@ -16,16 +16,16 @@
 #include "host/zeroed_pages.h"
 #include "transport/network_transport.h"
 #include "transport/ring_shape.h"
-#include "transport/tcp/background_writer.h"
+#include "transport/tcp/background.h"
 #include "transport/tcp/frames.h"
 
 namespace bls {
 
 /// Transport over one stream connection for each pair of ranks. docs/design/tcp.md has the reasons.
 ///
-/// A rank moves data in its own calls. What the kernel has no room for leaves in the background. No
-/// call but `pull`, `poison_all` and `announce_close` waits for a peer.
-class TcpTransport final : public NetworkTransport, private BackgroundWriter::Owner {
+/// A rank moves data in its own calls. What the kernel has no room for leaves in the background, and
+/// what it can't keep comes so, while the rank computes. No call but `pull`, `poison_all` and `announce_close` waits for a peer.
+class TcpTransport final : public NetworkTransport, private Background::Owner {
  public:
   /// `sockets[rank]` is connected to each peer, none for this rank itself and those that it does
   /// not talk to. `deadline` ends waits for peers; one whose host answers nothing for so long is
@@ -102,18 +102,22 @@ class TcpTransport final : public NetworkTransport, private BackgroundWriter::Ow
     char poison_text[kMostPoison];
     int write_error = 0;  // after which this rank can tell it nothing
     std::optional<Fault> fault;
+    size_t most_bytes = 0;    // of a message that came; with each it is halved, unless that has more
+    bool lacks_room = false;  // for what is to be sent
     std::vector<Large> exposed;  // [slot]
     std::vector<Large> pulled;   // [slot]
   };
 
-  void write_on(int peer) override;
+  void go_on(int peer) override;
   void watch(const Descriptor& of, uint64_t name);
 
   // All below are called with the lock held.
 
   void take_events();
   void read(Peer& peer);
+  bool read_once(Peer& peer);
   void write(Peer& peer);
+  void send(Peer& peer);
   void lose(Peer& peer, PeerState state, const std::string& what);
   void lose_by_errno(Peer& peer, int error);
   void hang_up(Peer& peer);
@@ -148,11 +152,12 @@ class TcpTransport final : public NetworkTransport, private BackgroundWriter::Ow
   ZeroedPages outbox_;
   Descriptor epoll_;
   Descriptor wake_;
-  BackgroundWriter& writer_;
-  uint64_t writer_number_ = 0;
+  Background& background_;
+  uint64_t background_number_ = 0;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Peer>> peers_;  // [rank]
   uint64_t posted_ = 0;
+  bool computing_ = false;  // since it posted; whoever looks for what has come reads it
   std::atomic<uint32_t> poisoned_{0};  // the rank that failed first + 1
   std::string poison_text_;
   bool poison_spread_ = false;

@@ -1,4 +1,4 @@
-#include "transport/tcp/background_writer.h"
+#include "transport/tcp/background.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -21,25 +21,25 @@ namespace {
 constexpr uint64_t kPeers = uint64_t{1} << 16;
 
 /// Never destroyed: its thread goes on to the end of the process.
-std::atomic<BackgroundWriter*> of_this_process{nullptr};
+std::atomic<Background*> of_this_process{nullptr};
 
 }  // namespace
 
-BackgroundWriter& BackgroundWriter::of_process() {
+Background& Background::of_process() {
   // A forked child has none of the threads, and perhaps a lock that nobody gives back: it gets
   // another one. What its parent's channels were is abandoned there.
   static const int registered = pthread_atfork(nullptr, nullptr, [] { of_this_process = nullptr; });
   static_cast<void>(registered);
-  BackgroundWriter* writer = of_this_process.load();
-  if (writer == nullptr) {
-    auto* const made = new BackgroundWriter;
-    if (of_this_process.compare_exchange_strong(writer, made)) return *made;
+  Background* there = of_this_process.load();
+  if (there == nullptr) {
+    auto* const made = new Background;
+    if (of_this_process.compare_exchange_strong(there, made)) return *made;
     delete made;
   }
-  return *writer;
+  return *there;
 }
 
-BackgroundWriter::BackgroundWriter() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+Background::Background() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_.get() < 0) {
     throw ChannelError(ErrorKind::kTransport,
                        std::string("no descriptor for a channel over TCP: ") +
@@ -47,20 +47,20 @@ BackgroundWriter::BackgroundWriter() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   }
 }
 
-uint64_t BackgroundWriter::add(Owner& owner) {
+uint64_t Background::add(Owner& owner) {
   const std::lock_guard lock(mutex_);
   owners_.emplace(next_, &owner);
   return next_++;
 }
 
-void BackgroundWriter::remove(uint64_t number) {
+void Background::remove(uint64_t number) {
   const std::lock_guard lock(mutex_);
   owners_.erase(number);
 }
 
-void BackgroundWriter::await_room(uint64_t number, int peer, int socket) {
+void Background::await(uint64_t number, int peer, int socket, uint32_t events) {
   epoll_event event{};
-  event.events = EPOLLOUT | EPOLLONESHOT;
+  event.events = events | EPOLLONESHOT;
   event.data.u64 = number * kPeers + static_cast<uint64_t>(peer);
   int failed = epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket, &event);
   if (failed != 0 && errno == ENOENT) {
@@ -69,14 +69,14 @@ void BackgroundWriter::await_room(uint64_t number, int peer, int socket) {
   if (failed != 0) {
     throw ChannelError(
         ErrorKind::kTransport,
-        std::string("a connection can't be watched for room: ") + std::strerror(errno));
+        std::string("a connection can't be watched in the background: ") + std::strerror(errno));
   }
   const std::lock_guard lock(starting_);
   if (!runs_) start();
   runs_ = true;
 }
 
-void BackgroundWriter::start() {
+void Background::start() {
   // Signals are for the threads of the program.
   sigset_t all, before;
   sigfillset(&all);
@@ -90,13 +90,13 @@ void BackgroundWriter::start() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (!failed.empty()) {
     throw ChannelError(ErrorKind::kTransport,
-                       "no thread that sends what a connection has no room for: " + failed +
+                       "no thread that goes on with connections in the background: " + failed +
                            ". Raise the limit of threads (ulimit -u, or that of the container)");
   }
 }
 
-void BackgroundWriter::run() {
-  pthread_setname_np(pthread_self(), "bls tcp writer");
+void Background::run() {
+  pthread_setname_np(pthread_self(), "bls tcp");
   std::array<epoll_event, 16> events;
   for (;;) {
     const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
@@ -104,7 +104,7 @@ void BackgroundWriter::run() {
     for (int i = 0; i < count; ++i) {
       const uint64_t name = events[static_cast<size_t>(i)].data.u64;
       const auto owner = owners_.find(name / kPeers);
-      if (owner != owners_.end()) owner->second->write_on(static_cast<int>(name % kPeers));
+      if (owner != owners_.end()) owner->second->go_on(static_cast<int>(name % kPeers));
     }
   }
 }

@@ -27,6 +27,7 @@ from torchrec_bls import (
     Decay,
     ErrorBound,
     Publication,
+    _native,
     datasets,
     sharding,
 )
@@ -148,6 +149,19 @@ def test_each_old_name_works_and_says_what_to_write(channel: BoundedLagChannel) 
         assert {each.filename for each in warned} == {__file__}, name
     with pytest.raises(ChannelClosedError), pytest.warns(FutureWarning, match="check_not"):
         channel.check_not_abandoned()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("channel")
+def test_a_transport_of_an_old_name_is_the_new_one() -> None:
+    said = f'^transport="c10d" goes in {GONE_IN}. Write transport="tcp"$'
+    assert dist.group.WORLD is not None
+    with pytest.warns(FutureWarning, match=said) as warned:
+        config = BLSConfig(transport="c10d")
+        with mock.patch("torchrec_bls._native.TcpTransport", wraps=_native.TcpTransport) as made:
+            BoundedLagChannel(dist.group.WORLD, slot_bytes=1024, transport="c10d").close()
+    assert config == BLSConfig(transport="tcp")
+    assert made.call_count == 1
+    assert [each.filename for each in warned] == [__file__] * 2
 
 
 def test_names_that_never_were_have_no_warning() -> None:

@@ -249,6 +249,5 @@ for when, end in sorted(lifetime._ends, key=lambda each: each[0].value):
         "OFFERS direct.offers.offer",
         "FOLLOWERS direct.serving.follower",
         "CHANNELS collective.channel",
-        "TRANSPORTS collective.transport.two_sided",
-        "GLOO collective.transport.gloo_threads",
+        "GLOO collective.gloo_groups",
     ]

@@ -157,7 +157,6 @@ ARGUMENTS = {
     "Buffers.whole": Argument("a tensor", lambda t: _native.Buffers.whole([t]), ROW),
     "Buffers.split": Argument("tensor", lambda t: _native.Buffers.split(t, [32]), ROW),
     "all_reduce": Argument("tensor", lambda t: _native.all_reduce(lone_channel(), t, 0), ROW),
-    "TwoSidedInbox": Argument("memory", lambda t: _native.TwoSidedInbox(0, 1, 1, 64, t), BYTES),
 }
 # Of these, every dtype is fine: only their bytes are read or written.
 OF_ANY_DTYPE = (
@@ -283,10 +282,6 @@ def test_tensors_that_can_not_be_read_or_written_are_refused(name: str) -> None:
         (
             lambda: _native.Buffers.split(ROW, [16, 8]),
             "tensor has 32 bytes, but must have 24",
-        ),
-        (
-            lambda: _native.TwoSidedInbox(0, 2, 2, 64, BYTES),
-            "memory has 64 bytes, but must have 256",
         ),
     ],
 )

@@ -150,6 +150,14 @@ def config_by_name(config: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R
     return decorated
 
 
+def new_transport(transport: str) -> str:
+    """Returns the name of a transport, the new one for an old one, with a warning."""
+    if transport != "c10d":
+        return transport
+    _warn('transport="c10d"', 'transport="tcp"')
+    return "tcp"
+
+
 def _warn(old: str, new: str) -> None:
     """Warns of a spelling at the line outside of the package that has it."""
     level, frame = 1, sys._getframe()

@@ -36,9 +36,7 @@ class When(Enum):
     FOLLOWERS = auto()
     #: Peers are told that this rank leaves, and get what they have not read yet.
     CHANNELS = auto()
-    #: The threads and connections end by which channels over torch.distributed said that.
-    TRANSPORTS = auto()
-    #: gloo's own threads have nothing to do any more: all others have made their last call.
+    #: The threads of torch's gloo groups have nothing to do any more: nobody calls them again.
     GLOO = auto()
 
 

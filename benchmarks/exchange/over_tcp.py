@@ -1,6 +1,7 @@
-"""Exchanges between hosts without RDMA: channels over TCP, those over gloo, and gloo itself."""
+"""Exchanges between hosts without RDMA: channels over TCP, and gloo's all-to-alls."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -27,7 +28,6 @@ FULL: dict[str, Any] = {
 }
 QUICK = FULL | {"ranks": [2], "gbit": [None], "bytes": [8, 256 * KIB], "compute_ms": [0, 1]}
 QUICK |= {"turns": 2, "seconds": 0.01}
-TRANSPORTS = ("tcp", "c10d")
 # Slots of models have room for their messages; of larger ones nobody has slots.
 _LARGEST_SLOT = 1024 * KIB
 _HEADER = 256
@@ -36,19 +36,17 @@ _HEADER = 256
 class _Channel:
     """Steps over a channel: post, compute, wait for what was posted `bound` steps before."""
 
-    def __init__(self, transport: str, size: int, bound: int, compute_s: float) -> None:
+    def __init__(self, size: int, bound: int, compute_s: float) -> None:
         ranks = dist.get_world_size()
-        began = time.perf_counter()
         self.channel = BoundedLagChannel(
             dist.group.WORLD,
             bound=bound,
             slot_bytes=min(size + _HEADER, _LARGEST_SLOT),
-            transport=transport,
-            name=f"{transport} {size} {bound} {compute_s}",
+            transport="tcp",
+            name=f"{size} {bound} {compute_s}",
         )
         self._message = [[torch.zeros(size, dtype=torch.uint8)]] * ranks
         self._ahead, self._bound, self._compute_s = 0, bound, compute_s
-        self.made_ms = 1e3 * (time.perf_counter() - began)
         dist.barrier()
         self.first_ms = 1e3 * self.step()
 
@@ -71,16 +69,39 @@ class _Channel:
         self.channel.close()
 
 
+class _Gloo:
+    """The same with asynchronous all-to-alls of a group."""
+
+    def __init__(self, size: int, bound: int, compute_s: float) -> None:
+        ranks = dist.get_world_size()
+        self._sent = torch.zeros(size * ranks, dtype=torch.uint8)
+        self._received = [torch.empty_like(self._sent) for _ in range(bound + 1)]
+        self._calls: deque[Any] = deque()
+        self._bound, self._compute_s = bound, compute_s
+        dist.barrier()
+        self.first_ms = 1e3 * self.step()
+
+    def step(self) -> float:
+        """Returns the seconds of a step, less those of computing."""
+        began = time.perf_counter()
+        place = self._received.pop(0)
+        self._received.append(place)
+        self._calls.append(dist.all_to_all_single(place, self._sent, async_op=True))
+        _compute(self._compute_s)
+        if len(self._calls) > self._bound:
+            self._calls.popleft().wait()
+        return time.perf_counter() - began - self._compute_s
+
+    def end(self) -> None:
+        """Waits for what is outstanding."""
+        while self._calls:
+            self._calls.popleft().wait()
+
+
 def _compute(seconds: float) -> None:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
-
-
-def _gloo_step(sent: torch.Tensor, received: torch.Tensor) -> float:
-    began = time.perf_counter()
-    dist.all_to_all_single(received, sent)
-    return time.perf_counter() - began
 
 
 def _sample(step: Callable[[], float], steps: int) -> tuple[float, float]:
@@ -98,18 +119,14 @@ def measure_on_rank(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]
     results = []
     cells = product(settings["bytes"], settings["compute_ms"], settings["bounds"])
     for size, compute_ms, bound in cells:
-        channels = {each: _Channel(each, size, bound, compute_ms / 1e3) for each in TRANSPORTS}
-        steps: dict[str, Callable[[], float]] = {n: c.step for n, c in channels.items()}
-        if not compute_ms and not bound:
-            memory = torch.zeros(size * dist.get_world_size(), dtype=torch.uint8)
-            steps["gloo"] = partial(_gloo_step, memory, torch.empty_like(memory))
-        once = max(_sample(step, 2)[0] for step in steps.values()) / 1e6 + compute_ms / 1e3
+        made = {name: kind(size, bound, compute_ms / 1e3) for name, kind in _KINDS.items()}
+        once = max(_sample(each.step, 2)[0] for each in made.values()) / 1e6 + compute_ms / 1e3
         count = max(2, min(200, round(settings["seconds"] / once)))
-        samplers = {name: partial(_sample, step, count) for name, step in steps.items()}
+        samplers = {name: partial(_sample, each.step, count) for name, each in made.items()}
         taken = taking_turns(samplers, settings["turns"])
         us = {name: Spread([each[0] for each in samples]) for name, samples in taken.items()}
         cpu = {name: Spread([each[1] for each in samples]) for name, samples in taken.items()}
-        over = ratio_of_medians(us["tcp"].values_in_order, us["c10d"].values_in_order)
+        over = ratio_of_medians(us["tcp"].values_in_order, us["gloo"].values_in_order)
         results.append(
             {
                 "bytes": size,
@@ -118,11 +135,11 @@ def measure_on_rank(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]
                 "us": us,
                 "cpu_us": cpu,
                 "over": over,
-                "first_ms": {name: max(gathered(c.first_ms)) for name, c in channels.items()},
+                "first_ms": {name: max(gathered(each.first_ms)) for name, each in made.items()},
             }
         )
-        for channel in channels.values():
-            channel.end()
+        for each in made.values():
+            each.end()
     return results
 
 
@@ -132,9 +149,9 @@ def section(made: record.Record) -> str:
     for cell in made["results"]:
         low, ratio, high = cell["over"]
         ratios.append(ratio)
-        us = [f"{cell['us'][name]['median']:.0f}" if name in cell["us"] else "" for name in _NAMES]
-        cpu = [f"{cell['cpu_us'][name]['median']:.0f}" for name in TRANSPORTS]
-        first = [f"{cell['first_ms'][name]:.1f}" for name in TRANSPORTS]
+        us = [f"{cell['us'][name]['median']:.0f}" for name in _KINDS]
+        cpu = [f"{cell['cpu_us'][name]['median']:.0f}" for name in _KINDS]
+        first = [f"{cell['first_ms'][name]:.1f}" for name in _KINDS]
         rows.append(
             [
                 cell["ranks"],
@@ -148,8 +165,8 @@ def section(made: record.Record) -> str:
                 *first,
             ]
         )
-    header = ["ranks", "link", "message", "ms between", "bound", *_NAMES, "TCP over c10d"]
-    header += ["CPU, TCP", "CPU, c10d", "first, ms, TCP", "first, ms, c10d"]
+    header = ["ranks", "link", "message", "ms between", "bound", "channel", "gloo", "ratio"]
+    header += ["CPU, channel", "CPU, gloo", "first, ms, channel", "first, ms, gloo"]
     mean = f" Geometric mean of the ratios: {geometric_mean(ratios)[1]:.3f}." * (len(ratios) > 1)
     return page.section(
         made,
@@ -161,7 +178,7 @@ def section(made: record.Record) -> str:
     )
 
 
-_NAMES = (*TRANSPORTS, "gloo")
+_KINDS: dict[str, type[_Channel] | type[_Gloo]] = {"tcp": _Channel, "gloo": _Gloo}
 
 
 def main() -> None:

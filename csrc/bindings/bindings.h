@@ -16,7 +16,6 @@ void bind_ids(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 void bind_tables(pybind11::module_& module);
 void bind_transports(pybind11::module_& module);
-void bind_two_sided(pybind11::module_& module);
 /// Where the package was built with RDMA.
 void bind_verbs(pybind11::module_& module);
 

@@ -63,7 +63,6 @@ PYBIND11_MODULE(_native, module) {
 #endif
   py::register_exception_translator(&translate);
   bls::bind_transports(module);
-  bls::bind_two_sided(module);
 #ifdef BLS_WITH_VERBS
   bls::bind_verbs(module);
 #endif

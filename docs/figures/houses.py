@@ -47,7 +47,7 @@ def drawing() -> Drawing:
         (157, 346, 125, "messages\nwhat is sent"),
         (290, 346, 125, "channel\nslots, waiting"),
         (423, 346, 121, "codecs\nrows as codes"),
-        (24, 402, 520, "transport\nshared memory, RDMA, two-sided"),
+        (24, 402, 520, "transport\nshared memory, RDMA, TCP"),
     ):
         picture.box(x, y, width, 48, text, ORANGE)
     picture.arrow((558, 125), (600, 125))

@@ -260,10 +260,10 @@ def leave_to_gloo(rank: int) -> None:
     with pytest.raises((RuntimeError, ValueError), match="cast"):
         dist.all_reduce(torch.tensor([1]), dist.ReduceOp.AVG, group=group)
     assert group.all_reduce_channel is None
-    over_gloo = new_group(transport="c10d")
+    over_tcp = new_group(transport="tcp")
     number = torch.ones(1)
-    dist.all_reduce(number, group=over_gloo)
-    assert number.item() == 2 and over_gloo.all_reduce_channel is None
+    dist.all_reduce(number, group=over_tcp)
+    assert number.item() == 2 and over_tcp.all_reduce_channel is None
 
 
 def test_other_reductions_dtypes_and_transports_are_left_to_gloo() -> None:

@@ -57,10 +57,10 @@ def test_the_environment_says_what_options_do_not(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("TORCHREC_BLS_BACKEND", raising=False)
     assert BLSOptions.from_environment() == default
     monkeypatch.setenv(
-        "TORCHREC_BLS_BACKEND", " bound=2, deadline=0.5 ,slot_bytes = 512,transport=c10d,"
+        "TORCHREC_BLS_BACKEND", " bound=2, deadline=0.5 ,slot_bytes = 512,transport=tcp,"
     )
     assert BLSOptions.from_environment() == BLSOptions(
-        bound=2, transport="c10d", slot_bytes=512, deadline=0.5
+        bound=2, transport="tcp", slot_bytes=512, deadline=0.5
     )
     monkeypatch.setenv("TORCHREC_BLS_BACKEND", "bound=1")
     assert BLSOptions.from_environment() == BLSOptions(bound=1)
@@ -83,7 +83,7 @@ def choose_a_transport(rank: int) -> list[dict[str, Any]]:
 
     with mock.patch.object(process_group, "BoundedLagChannel", make):
         exchange(dist.new_group(backend="bls"))
-        options = BLSOptions(transport="c10d", verbs=verbs)
+        options = BLSOptions(transport="tcp", verbs=verbs)
         exchange(dist.new_group(backend="bls", pg_options=options))
     assert made[1].pop("verbs") is verbs
     return made
@@ -92,7 +92,7 @@ def choose_a_transport(rank: int) -> list[dict[str, Any]]:
 def test_the_transport_is_an_option() -> None:
     expected = [
         {"transport": "auto", "slot_bytes": 65536, "verbs": None},
-        {"transport": "c10d", "slot_bytes": 65536},
+        {"transport": "tcp", "slot_bytes": 65536},
     ]
     assert run(2, choose_a_transport) == [expected] * 2
 

@@ -1,4 +1,4 @@
-"""Every test of the channel runs over shared memory and TCP, and the exchange over gloo as well."""
+"""Every test of the channel runs over shared memory and over TCP."""
 
 from functools import partial
 

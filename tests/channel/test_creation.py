@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tests.processes import run, run_outcomes
 from tests.tiers import network_is_slow
 from torchrec_bls import BoundedLagChannel, _native
+from torchrec_bls.collective.transport import set_up
 from torchrec_bls.errors import RendezvousError
 from torchrec_bls.processes import Outcome
 
@@ -66,7 +67,7 @@ def test_arguments_out_of_range_are_refused(changed: dict[str, Any], message: st
 
 @pytest.mark.parametrize(
     ("transport", "target"),
-    [("shm", "ShmTransport"), ("shm", "ShmTransport.connect"), ("c10d", "TwoSidedInbox")],
+    [("shm", "ShmTransport"), ("shm", "ShmTransport.connect"), ("tcp", "TcpTransport")],
     indirect=["transport"],
 )
 def test_a_failure_of_one_rank_is_told_to_the_others(target: str) -> None:
@@ -128,7 +129,6 @@ def test_a_failure_that_follows_from_another_names_that_one() -> None:
 def be_interrupted(rank: int, where: str) -> None:
     """Rank 1 waits for the others, which come after it was struck."""
     assert dist.group.WORLD is not None
-    # A connection of its own: gloo takes the group's while it connects.
     store = dist.group.WORLD.get_group_store().clone()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -140,19 +140,19 @@ def be_interrupted(rank: int, where: str) -> None:
 
     # Whatever ends the wait of rank 1, it is not its deadline.
     deadline = 3600.0 if rank == 1 else 3.0
-    connect = dist.ProcessGroupGloo
+    connect = set_up.connected
 
-    def connect_late(*arguments: Any, **options: Any) -> dist.ProcessGroup:
+    def connect_late(*arguments: Any) -> Any:
         wait_or_be_struck()
-        return connect(*arguments, **options)
+        return connect(*arguments)
 
     try:
         if where == "rendezvous":
             wait_or_be_struck()
             BoundedLagChannel(dist.group.WORLD, deadline=deadline, **FITTING)
         else:
-            with mock.patch("torch.distributed.ProcessGroupGloo", connect_late):
-                BoundedLagChannel(dist.group.WORLD, deadline=deadline, transport="c10d", **FITTING)
+            with mock.patch.object(set_up, "connected", connect_late):
+                BoundedLagChannel(dist.group.WORLD, deadline=deadline, transport="tcp", **FITTING)
     finally:
         store.set("struck", "")
 
@@ -163,9 +163,8 @@ def be_interrupted(rank: int, where: str) -> None:
 def test_an_interrupt_ends_the_creation(where: str) -> None:
     outcomes = run_outcomes(3, be_interrupted, where)
     check_all([outcomes[1]], "KeyboardInterrupt")
-    # gloo notices nothing while it connects, so that the others may come to their own deadline.
     told = "rank 1 could not set it up: channel 'channel' on rank 1: KeyboardInterrupt"
-    check_all([outcomes[0], outcomes[2]], "RendezvousError", told if where == "rendezvous" else "")
+    check_all([outcomes[0], outcomes[2]], "RendezvousError", told)
 
 
 def create_many(rank: int) -> None:
@@ -217,7 +216,7 @@ def local_ranks(rank: int) -> int:
     with (
         mock.patch("torchrec_bls.collective.channel.host_identity", lambda: f"host {rank // 2}"),
         mock.patch("torchrec_bls._native.Channel", wraps=_native.Channel) as made,
-        BoundedLagChannel(dist.group.WORLD, transport="c10d", **FITTING),
+        BoundedLagChannel(dist.group.WORLD, transport="tcp", **FITTING),
     ):
         return int(made.call_args.args[7])
 

@@ -14,19 +14,12 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.channel.conftest import used
 from tests.processes import run
 from tests.tiers import network_is_slow, slow_but
 from torchrec_bls import BoundedLagChannel
 
 BOUNDS = (0, 1, 2, 4)
 DTYPES = (torch.uint8, torch.bool, torch.float16, torch.int32, torch.float64, torch.bfloat16)
-
-
-@pytest.fixture(params=["shm", "tcp", "c10d"], autouse=True)
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """In the place of the one for the other files."""
-    return used(request.param, monkeypatch)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +16,6 @@ import torch.distributed as dist
 
 from tests.processes import run, run_outcomes
 from torchrec_bls import BoundedLagChannel, VerbsConfig, _native
-from torchrec_bls.collective.transport import two_sided
 from torchrec_bls.errors import RendezvousError
 from torchrec_bls.processes import Outcome
 
@@ -229,7 +226,7 @@ def create_as(rank: int, transports: Sequence[str]) -> None:
 def test_a_transport_that_does_not_exist_is_refused() -> None:
     (outcome,) = run_outcomes(1, create, "a", {"transport": "udp"})
     assert outcome.error == "ValueError"
-    assert outcome.message == "transport is 'udp', but has to be one of auto, shm, verbs, tcp, c10d"
+    assert outcome.message == "transport is 'udp', but has to be one of auto, shm, verbs, tcp"
 
 
 _WITHOUT_THE_LIBRARY = """
@@ -303,12 +300,3 @@ def test_environment_variables_that_make_no_sense_are_refused(
 def test_the_defaults_are_those_of_the_compiled_part() -> None:
     native = _native.VerbsConfig()
     assert {name: getattr(native, name) for name in vars(VerbsConfig())} == vars(VerbsConfig())
-
-
-def test_the_process_ends_after_threads_whose_messenger_is_gone() -> None:
-    # They are the last to hold gloo groups, whose end must find an interpreter to return to.
-    messenger = two_sided.TwoSidedMessenger.__new__(two_sided.TwoSidedMessenger)
-    thread = messenger._start(partial(time.sleep, 0.3), "of a test")
-    del messenger
-    two_sided._end_all()
-    assert not thread.is_alive()

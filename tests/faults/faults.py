@@ -88,8 +88,8 @@ class Stop:
     def __call__(self, scene: Scene) -> None:
         pid = os.getpid()
         script = f"kill -STOP {pid}; sleep {self.seconds}; kill -CONT {pid}"
-        # Over c10d a thread sends what was posted. Were it stopped between two peers, one of them
-        # would go on further than the other, and rightly miss both.
+        # By then what was posted has left, also in the background. Were it stopped between two
+        # peers, one of them would go on further than the other, and rightly miss both.
         time.sleep(0.5)
         scene.strike()
         subprocess.Popen(["sh", "-c", script])

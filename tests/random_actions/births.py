@@ -65,7 +65,7 @@ class Birth(NamedTuple):
             kind,
             draw.choice(["table_wise", "row_wise", "column_wise", *mixed]),
             draw.choice(["exchange", "exchange", "direct"]),
-            draw.choice(["auto", "tcp", "c10d"]),
+            draw.choice(["auto", "tcp"]),
             draw.choice([0, 1, 2]),
             draw.randrange(ranks),
         )

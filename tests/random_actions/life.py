@@ -79,7 +79,7 @@ class Life:
             seed,
             ranks,
             draw.choice([0, 1, 2, 4]),
-            draw.choice(["shm", "tcp", "c10d"]),
+            draw.choice(["shm", "tcp"]),
             epochs,
             batches,
             draw.randrange(ranks) if draw.random() < 0.3 else None,

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from torchrec_bls import _native
-from torchrec_bls._deprecated import with_old_names
+from torchrec_bls._deprecated import new_transport, with_old_names
+from torchrec_bls.collective.gloo_groups import keep_groups, let_calls_end
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, host_identity, require_equal
 from torchrec_bls.collective.transport.set_up import TRANSPORTS, set_up
@@ -57,6 +58,10 @@ def _close_all() -> None:
 @in_forked_child
 def _abandon_all() -> None:
     do_all(partial(abandon, channel) for channel in _channels)
+
+
+at_exit(When.GLOO)(let_calls_end)
+in_forked_child(keep_groups)
 
 
 @dataclass(frozen=True)
@@ -177,9 +182,8 @@ class BoundedLagChannel:
         name: name of the channel in errors, traces and statistics.
         deadline: seconds after which waiting for a peer is an error.
         transport: "shm" is shared memory, for the ranks of one host; "verbs" is RDMA for all;
-            "tcp" is TCP for all; "c10d" is gloo's messages from rank to rank; "auto" is shared
-            memory among the ranks of a host, and RDMA between hosts, or TCP where a host has no
-            RDMA.
+            "tcp" is TCP for all; "auto" is shared memory among the ranks of a host, and RDMA
+            between hosts, or TCP where a host has no RDMA.
         verbs: options of RDMA devices; None: as the environment variables say.
         rendezvous: place where the ranks meet; None: one for this name.
 
@@ -208,7 +212,7 @@ class BoundedLagChannel:
         check_bound(bound)
         check_slot_bytes(slot_bytes)
         check_deadline(deadline)
-        check_transport(transport)
+        transport = known_transport(transport)
         self.name = name
         self.bound = bound
         self.rank: int = group.rank()
@@ -462,12 +466,15 @@ def check_slot_bytes(slot_bytes: int) -> None:
         )
 
 
-def check_transport(transport: str) -> None:
-    """Raises ValueError unless `transport` is the name of a transport."""
+def known_transport(transport: str) -> str:
+    """Returns the name of a transport, the new one for an old one. Raises ValueError if there is
+    none of this name."""
+    transport = new_transport(transport)
     if transport not in TRANSPORTS:
         raise ValueError(
             f"transport is {transport!r}, but has to be one of {', '.join(TRANSPORTS)}"
         )
+    return transport
 
 
 def _differences(now: Sequence[_Number], before: Sequence[_Number]) -> list[_Number]:

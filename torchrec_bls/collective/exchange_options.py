@@ -11,7 +11,7 @@ from torch.distributed.constants import default_pg_timeout
 from torchrec_bls.collective.channel import (
     check_bound,
     check_slot_bytes,
-    check_transport,
+    known_transport,
 )
 from torchrec_bls.collective.transport.deadlines import LONGEST_DEADLINE, check_deadline
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
@@ -25,9 +25,8 @@ class ExchangeOptions:
         bound: iterations that ranks may be apart; bound + 1 exchanges may be outstanding. 0 is
             synchronous and, for modules, the only one that trains.
         transport: way of messages. "shm" is shared memory, for the ranks of one host; "verbs" is
-            RDMA for all; "tcp" is TCP for all; "c10d" is gloo's messages from rank to rank; "auto"
-            is shared memory among the ranks of a host, and RDMA between hosts, or TCP where a host
-            has no RDMA.
+            RDMA for all; "tcp" is TCP for all; "auto" is shared memory among the ranks of a host,
+            and RDMA between hosts, or TCP where a host has no RDMA.
         slot_bytes: size of every slot. Messages up to this size, less a header of at most 256
             bytes, go straight into the receiver's memory. The receiver pulls larger ones. None:
             modules derive the size for each exchange from the first batch, with room for messages
@@ -47,7 +46,7 @@ class ExchangeOptions:
     def __post_init__(self) -> None:
         """Raises ValueError for values that no channel can have."""
         check_bound(self.bound)
-        check_transport(self.transport)
+        object.__setattr__(self, "transport", known_transport(self.transport))
         if self.slot_bytes is not None:
             check_slot_bytes(self.slot_bytes)
         if self.deadline is not None:

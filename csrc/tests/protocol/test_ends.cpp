@@ -8,7 +8,6 @@
 
 #include "channel/protocol.h"
 #include "tests/support/checks.h"
-#include "tests/support/transport_under_test.h"
 
 using namespace bls;
 using namespace bls::testing;
@@ -27,9 +26,6 @@ bool soon(Condition condition) {
 }
 
 using Peers = std::vector<int>;
-
-/// The messenger of these tests moves a round once all ranks have posted, as an all-to-all does.
-bool moves_whole_rounds() { return transport_under_test() == "two_sided"; }
 
 /// Calls of one module in some forwards, the same on all ranks, and who fails where.
 struct Plan {
@@ -101,8 +97,7 @@ void run_plan(int rank, Channel& channel, const Plan& plan) {
 
 }  // namespace
 
-TEST_CASE("a message for the next post is seen with what it belongs to" *
-          doctest::skip(moves_whole_rounds())) {
+TEST_CASE("a message for the next post is seen with what it belongs to") {
   Ranks ranks({.world_size = 3, .bound = 1});
   CHECK_FALSE(ranks[0].called(1));
   ranks[2].label(0x0102);
@@ -114,8 +109,7 @@ TEST_CASE("a message for the next post is seen with what it belongs to" *
   CHECK_FALSE(ranks[0].called(1));  // that was for the post before
 }
 
-TEST_CASE("a message for the next post is seen in the slot of an earlier one" *
-          doctest::skip(moves_whole_rounds())) {
+TEST_CASE("a message for the next post is seen in the slot of an earlier one") {
   Ranks ranks({});
   for (uint32_t label = 0; label < 5; ++label) {
     ranks[1].label(label);
@@ -153,7 +147,7 @@ TEST_CASE("a peer that has ended a forward may close, one that has not is named"
                 "rank 1 closed the channel while this rank waited for it to end its forward");
 }
 
-TEST_CASE("a message of a peer that closed is still seen" * doctest::skip(moves_whole_rounds())) {
+TEST_CASE("a message of a peer that closed is still seen") {
   Ranks ranks({});
   ranks[1].label(3);
   post_text(ranks[1]);
@@ -174,8 +168,7 @@ TEST_CASE("who looks for calls is told of poison, and of a closed channel") {
   CHECK_NOTHROW(ranks[0].tell_end(1));
 }
 
-TEST_CASE("a damaged header is refused before its label is believed" *
-          doctest::skip(moves_whole_rounds())) {
+TEST_CASE("a damaged header is refused before its label is believed") {
   Ranks ranks({});
   post_text(ranks[1]);
   std::byte* const slot = ranks.arrived(0, 1, 0);
@@ -184,8 +177,7 @@ TEST_CASE("a damaged header is refused before its label is believed" *
                 "damaged header: wire version 99");
 }
 
-TEST_CASE("ranks whose forwards end early take part in the calls of the others" *
-          doctest::skip(moves_whole_rounds())) {
+TEST_CASE("ranks whose forwards end early take part in the calls of the others") {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     CAPTURE(seed);
     Random random(seed);

@@ -43,8 +43,7 @@ TEST_CASE("the first poison is the one that is told, cut to what fits" *
 }
 
 TEST_CASE("a rank that is poisoned tells the ranks that its origin did not reach" *
-          doctest::skip(transport_under_test() == "heap" ||
-                        transport_under_test() == "two_sided")) {
+          doctest::skip(transport_under_test() == "heap")) {
   Ranks ranks({.world_size = 3});
   // Rank 2 died while it told the others: only rank 0 knows.
   const_cast<std::atomic<uint32_t>&>(ranks.transport(0).poisoned()).store(2 + 1);

@@ -5,7 +5,6 @@
 
 #include "tests/support/ranks.h"
 #include "tests/support/tcp_mesh.h"
-#include "tests/support/two_sided_mesh.h"
 #ifdef BLS_WITH_VERBS
 #include "tests/verbs/verbs_ranks.h"
 #endif
@@ -43,8 +42,6 @@ void choose_transport() {
     default_transports() = tcp_transports;
   } else if (transport == "tcp_between_hosts") {
     default_transports() = tcp_between_hosts;
-  } else if (transport == "two_sided") {
-    default_transports() = two_sided_transports;
 #ifdef BLS_WITH_VERBS
   } else if (transport == "verbs") {
     default_transports() = verbs_transports;

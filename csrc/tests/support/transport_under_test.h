@@ -5,7 +5,7 @@
 namespace bls::testing {
 
 /// What the tests of the protocol run over: the environment variable TORCHREC_BLS_TEST_TRANSPORT,
-/// one of "shm", "heap", "two_sided", "verbs" and "mixed". Without it, "verbs" if
+/// one of "shm", "heap", "tcp", "tcp_between_hosts", "verbs" and "mixed". Without it, "verbs" if
 /// TORCHREC_BLS_TEST_DEVICE names a device, else "shm". Without a device "verbs" and "mixed" use
 /// the fake.
 std::string transport_under_test();

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from torchrec_bls.collective.transport.in_time import TooLateError, within
 from torchrec_bls.collective.transport.meeting import (
@@ -74,7 +73,7 @@ class Rendezvous:
         self._deadline = deadline
         self.deadline_name = deadline_name
         self._rank = group.rank()
-        self.group = group
+        self._group = group
         self.names = RankNames(global_ranks(group))
         self._where = f"channel '{name}' on {self.names.of(self._rank)}"
         self._store = group.get_group_store()
@@ -120,7 +119,7 @@ class Rendezvous:
 
     def _group_name(self) -> str:
         with suppress(RuntimeError):  # of a group that torch has not named
-            return str(self.group.group_name)
+            return str(self._group.group_name)
         return ""
 
     def _exchange(self, phase: str, record: Record) -> list[dict[str, Any]]:
@@ -240,10 +239,6 @@ class Rendezvous:
     def session(self) -> str:
         """Returns the name of this meeting, the same on all ranks, after the first exchange."""
         return self._meeting.joined
-
-    def own_store(self, phase: str) -> Store:
-        """Returns a store that only the ranks of this channel have, for use in `phase`."""
-        return PrefixStore(self._meeting.key(phase, "own"), self._store)
 
     def fail(self, reason: str, telling: float = _TELLING) -> tuple[int, str] | None:
         """Tells the other ranks why this one does not come, in at most `telling` seconds. Ranks

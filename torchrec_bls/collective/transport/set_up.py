@@ -10,11 +10,10 @@ from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
 from torchrec_bls.collective.transport.shape import Shape
 from torchrec_bls.collective.transport.tcp_connections import Listener, connected, own_address
-from torchrec_bls.collective.transport.two_sided import TwoSidedMessenger
 from torchrec_bls.collective.transport.verbs_config import VerbsConfig
 from torchrec_bls.errors import RendezvousError
 
-TRANSPORTS = ("auto", "shm", "verbs", "tcp", "c10d")
+TRANSPORTS = ("auto", "shm", "verbs", "tcp")
 
 _ONE_KIND_OF_LINK = {"link": "Use RDMA ports of one kind on all hosts"}
 
@@ -34,8 +33,6 @@ def set_up(
     Raises:
         RendezvousError: a rank could not make its part.
     """
-    if transport == "c10d":
-        return _two_sided(rendezvous, shape)
     if transport == "tcp":
         return _tcp(rendezvous, shape, _others(shape))
     if transport == "verbs":
@@ -120,16 +117,6 @@ def _shm(rendezvous: Rendezvous, shape: Shape, ranks: Sequence[int]) -> _native.
     rendezvous.exchange("connected", {})
     transport.seal()
     return transport
-
-
-def _two_sided(rendezvous: Rendezvous, shape: Shape) -> _native.TwoSidedTransport:
-    with rendezvous.own_part():
-        messenger = TwoSidedMessenger(shape)
-    rendezvous.exchange("memory", {})
-    with rendezvous.own_part():
-        messenger.connect(rendezvous.group, rendezvous.own_store("connected"))
-    rendezvous.exchange("connected", {})
-    return messenger.transport()
 
 
 def _tcp(rendezvous: Rendezvous, shape: Shape, peers: Sequence[int]) -> _native.TcpTransport:

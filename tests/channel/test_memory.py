@@ -1,4 +1,4 @@
-"""Transport c10d where memory for a message runs out."""
+"""Channels where memory for a message runs out."""
 
 import resource
 from pathlib import Path
@@ -22,7 +22,7 @@ def forbid_more_memory() -> None:
 def run_out_of_memory(rank: int, when: str) -> None:
     store = dist.group.WORLD.get_group_store()
     ids = BoundedLagChannel(
-        dist.group.WORLD, slot_bytes=256, name="ids", deadline=30, transport="c10d"
+        dist.group.WORLD, slot_bytes=256, name="ids", deadline=30, transport="tcp"
     )
     to_other = [torch.ones(LARGE, dtype=torch.uint8)]
     if rank == 0:
@@ -44,5 +44,5 @@ def run_out_of_memory(rank: int, when: str) -> None:
 def test_a_large_message_without_memory_is_an_error_with_a_cure(when: str) -> None:
     _, failing = run_outcomes(2, run_out_of_memory, when)
     assert failing.error == "TransportError", failing
-    assert f"no memory for a message of {LARGE} bytes" in failing.message
-    assert "Post smaller messages, or raise the limit of memory" in failing.message
+    assert f"no memory for {LARGE} bytes of messages" in failing.message
+    assert "use smaller ones, or smaller slots, or raise the limit of memory" in failing.message

@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.direct.nodes import until
 from tests.serve import ranker
 from tests.serve.asking import Refused, Tensor, by_binary, by_grpc, by_json, drawn, json_of
-from tests.serve.processes.asked import PATIENT
+from tests.serve.processes.asked import PATIENT, RENEWAL
 from tests.serve.running import Running, descendants, is_alive, running
 
 WAYS = by_json, by_binary, by_grpc
@@ -225,7 +225,7 @@ class Life:
         self._ask_until(self._is_whole)
 
     def _ask_until(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 90
+        end = time.monotonic() + RENEWAL
         while not condition():
             assert time.monotonic() < end
             self.ask()

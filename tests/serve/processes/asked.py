@@ -18,6 +18,8 @@ CASE = drawn(3, 1)
 #: A request has so many microseconds: what is late is no matter here. JSON is refused all the same
 #: before it is read, if it has waited for as long as the service's own deadline.
 PATIENT = {"timeout": 60_000_000}
+#: Seconds that a zygote may take, which gives way to all others of this machine.
+RENEWAL = 300.0
 
 
 @dataclass

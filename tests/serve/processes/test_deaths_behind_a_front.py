@@ -14,6 +14,7 @@ from tests.serve.asking import Refused, by_grpc, by_json
 from tests.serve.processes.asked import (
     CASE,
     PATIENT,
+    RENEWAL,
     all_answer,
     asked_all_the_while,
     lose,
@@ -29,8 +30,6 @@ pytestmark = pytest.mark.full
 # A worker that stands still for so long is not ready. Requests have more time.
 OPTIONS = ["--deadline-ms", "1000", "--workers", "2", "--front", "haproxy"]
 WORKERS = ["worker 1", "worker 2"]
-# Seconds that a zygote may take, which gives way to all others of this machine.
-RENEWAL = 300.0
 
 
 @pytest.fixture(scope="module")

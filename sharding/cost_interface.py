@@ -105,7 +105,7 @@ class CostModel(Protocol):
         Args:
             sent_bytes: (world_size,), each rank's total over all destinations, itself included.
             received_bytes: (world_size,), each rank's total over all sources, itself included.
-            backend: "gloo", "nccl", "bls", or "c10d" for channels of bls over TCP.
+            backend: "gloo", "nccl", "bls", or "tcp" for channels of bls over TCP.
             ranks_per_core: number of ranks that share a core, at least 1: they pay for each other's
                 bytes.
             ranks_per_host: number of ranks that share a host, whose links may be faster; None: all.

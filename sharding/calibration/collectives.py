@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -35,7 +35,7 @@ class CollectiveTask:
     """The messages of one backend among the first `world_size` ranks.
 
     Attributes:
-        backend: "gloo", "bls", or "c10d" for channels of bls over TCP.
+        backend: "gloo", "bls", or "tcp" for channels of bls over TCP.
         world_size: ranks.
         messages: messages for that many ranks.
         seconds: time after which rounds over all messages end; at least `LEAST_ROUNDS` are made.
@@ -101,23 +101,30 @@ def _core_of(rank: int, task: CollectiveTask) -> Iterator[None]:
     """Gives channels over TCP a core for each rank and its threads, as ranks have in measured
     steps, where there are as many."""
     cores = os.sched_getaffinity(0)
-    if task.backend == "c10d" and rank < task.world_size <= len(cores):
-        os.sched_setaffinity(0, {sorted(cores)[rank]})
+    if task.backend == "tcp" and rank < task.world_size <= len(cores):
+        _run_on({sorted(cores)[rank]})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores)
+        _run_on(cores)
+
+
+def _run_on(cores: set[int]) -> None:
+    """Puts all threads on these cores: the one of channels over TCP outlives the task."""
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _group(
     task: CollectiveTask, members: list[int], timeout: timedelta
 ) -> dist.ProcessGroup | None:
     backend, options = task.backend, None
-    if backend == "c10d":
+    if backend == "tcp":
         backend = "bls"
         largest = max(max(map(max, message.bytes)) for message in task.messages)
         options = BLSOptions(
-            transport="c10d", slot_bytes=largest + _HEADER_BYTES, deadline=timeout.total_seconds()
+            transport="tcp", slot_bytes=largest + _HEADER_BYTES, deadline=timeout.total_seconds()
         )
     group: dist.ProcessGroup | None = dist.new_group(
         members, backend=backend, timeout=timeout, pg_options=options

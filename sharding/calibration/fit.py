@@ -210,7 +210,7 @@ def fit_collective(key: tuple[str, str, int], samples: CollectiveSamples) -> Col
 
 def _work_of(backend: str, samples: CollectiveSamples) -> AlphaBeta | None:
     """Returns what ranks do on cores; None for channels, where a rank that waits spins."""
-    if samples.cpu_us is None or backend == "bls":
+    if samples.cpu_us is None or backend != "gloo":
         return None
     grid = (samples.role == "grid") & (samples.cpu_us > 0)
     return fit_alpha_beta(samples.largest_bytes[grid], samples.cpu_us[grid])

@@ -39,7 +39,7 @@ LOOKUP_VISITS = 3
 _COLLECTIVE_VISITS = (0, 2)
 _BACKENDS = ("gloo", "bls")
 #: How messages travel: channels of bls also over TCP, as between hosts.
-_CARRIERS = (*_BACKENDS, "c10d")
+_CARRIERS = (*_BACKENDS, "tcp")
 
 #: Models of each backend, with a backward and without, whose steps are measured, for each minute of
 #: the calibration: each takes a second or two.

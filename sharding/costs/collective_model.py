@@ -95,7 +95,7 @@ class CollectiveModel:
 
     Attributes:
         operation: "all_to_all" or "all_reduce".
-        backend: "gloo" or "bls".
+        backend: "gloo", "bls" or "tcp" (`Profile`).
         world_size: ranks.
         curve: message bytes to microseconds.
         imbalance: weight of differences between the ranks' bytes, 0 to 1 (`message_bytes`).

@@ -65,7 +65,8 @@ class Profile:
             "by_exchange" for a forward that the exchange does (LookupWork.by_exchange), which
             older profiles lack.
         collectives: model by (operation, backend, world size), with the backend "gloo", "bls", or
-            "c10d" for channels of bls over TCP, which older profiles lack.
+            "tcp" for channels of bls over TCP, which older profiles lack. Some of these have
+            "c10d", for channels over gloo's messages, which nothing asks for any more.
         memory: curve of one thread's memory.
         retest_percent: geometric mean of the absolute differences between two measurements of one
             thing, by name, such as "lookup_forward". No model can be more exact.

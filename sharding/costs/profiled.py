@@ -91,7 +91,7 @@ class ProfiledCosts:
         Args:
             sent_bytes: (world_size,), each rank's total over all destinations, itself included.
             received_bytes: (world_size,), each rank's total over all sources, itself included.
-            backend: "gloo", "bls", or "c10d" for channels of bls over TCP. Profiles without these
+            backend: "gloo", "bls", or "tcp" for channels of bls over TCP. Profiles without these
                 have the times of bls in their place.
             ranks_per_core: number of ranks that share a core; None: as many as in the calibration.
             ranks_per_host: an unused number: all ranks that were measured shared a host.
@@ -190,7 +190,7 @@ class ProfiledCosts:
             for (kind, name, size), model in self._profile.collectives.items()
             if kind == operation and name == backend
         }
-        if not known and backend == "c10d":
+        if not known and backend == "tcp":
             return self._nearest(operation, "bls", world_size, ranks_per_core)
         if not known:
             raise ProfileError(

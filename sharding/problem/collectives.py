@@ -86,7 +86,7 @@ def all_to_all_of(job: Job) -> Collective:
 def way_of(job: Job, sharding_type: str, pooled: bool) -> Way:
     """Returns how the embeddings of tables are exchanged.
 
-    c10d's gloo has no reduce-scatter. It reduces a copy of all data on all ranks, and takes a part.
+    Torch's gloo has no reduce-scatter. It reduces a copy of all data on all ranks and takes a part.
 
     Args:
         job: job that the plan is for.

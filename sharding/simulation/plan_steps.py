@@ -117,7 +117,7 @@ class _Step:
         self._job, self._model, self._host, self._dense = job, model, host, dense
         self._codec, self._link = codec, link
         channels_over_tcp = link is not None and job.backend == "bls"
-        self._carrier = "c10d" if channels_over_tcp else job.backend
+        self._carrier = "tcp" if channels_over_tcp else job.backend
         self._groups = groups_of(plan, workload, job)
         self._pooled = {table.module: table.pooled for table in workload.tables}
         # One batch's traffic of each kind.

@@ -1,10 +1,11 @@
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from torchrec_bls.sharding.cost_interface import AdditiveCosts, Estimate, LookupWork
-from torchrec_bls.sharding.costs.collective_model import message_bytes
-from torchrec_bls.sharding.costs.profile import ProfileError, load_profile
+from torchrec_bls.sharding.costs.collective_model import AlphaBeta, message_bytes
+from torchrec_bls.sharding.costs.profile import ProfileError, load_profile, profile_from_json
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 
 from tests.sharding.synthetic import random_works, small_profile
@@ -67,13 +68,30 @@ def test_collectives_by_hand() -> None:
     assert estimate.microseconds == pytest.approx(401.0)
     assert estimate.high == pytest.approx(401.0 * np.exp(0.1))
     uneven = COSTS.all_to_all([1000.0, 9000.0], [6000.0, 4000.0], "bls")
-    # A profile from before channels were measured over TCP.
-    assert COSTS.all_to_all([1000.0, 9000.0], [6000.0, 4000.0], "c10d") == uneven
     assert uneven.microseconds == pytest.approx(209.0)
     assert uneven.low == pytest.approx(209.0 * np.exp(-0.2))
     assert COSTS.all_reduce(5000.0, 2, "gloo").microseconds == pytest.approx(205.0)
     assert COSTS.all_reduce(5000.0, 1, "gloo") == Estimate(0.0, 0.0, 0.0)
     assert COSTS.all_to_all([7.0], [7.0], "gloo") == Estimate(0.0, 0.0, 0.0)
+
+
+def test_channels_over_tcp_in_profiles_of_all_ages() -> None:
+    sent, received = [1000.0, 9000.0], [6000.0, 4000.0]
+    # Without them, and with those that went over gloo's messages: as channels of a host.
+    assert COSTS.all_to_all(sent, received, "tcp") == COSTS.all_to_all(sent, received, "bls")
+    assert with_carrier("c10d").all_to_all(sent, received, "tcp").microseconds == pytest.approx(209)
+    assert with_carrier("tcp").all_to_all(sent, received, "tcp").microseconds == pytest.approx(79)
+
+
+def with_carrier(backend: str) -> ProfiledCosts:
+    """The costs of a profile, read from its JSON, that has another carrier of 70 us a message."""
+    profile = small_profile()
+    carrier = dataclasses.replace(
+        profile.collectives["all_to_all", "bls", 2], backend=backend, curve=AlphaBeta(70.0, 0.001)
+    )
+    collectives = {**profile.collectives, ("all_to_all", backend, 2): carrier}
+    text = json.dumps(dataclasses.replace(profile, collectives=collectives).as_json())
+    return ProfiledCosts(profile_from_json(text, "by hand"))
 
 
 def test_more_ranks_than_were_calibrated() -> None:

@@ -140,7 +140,7 @@ class CostsOverTcp(AdditiveTestCosts):
     def all_to_all(
         self, sent: Sequence[float], received: Sequence[float], backend: str, *others: Any
     ) -> Estimate:
-        if backend == "c10d":
+        if backend == "tcp":
             return Estimate(1000.0, 1000.0, 1000.0)
         return super().all_to_all(sent, received, backend, *others)
 

@@ -140,7 +140,7 @@ def measure(
     rank: int, network: str, turns: int, path: Path, kinds: dict[str, CodecConfig | None]
 ) -> list[dict[str, Any]]:
     """Measures all cells on one rank, in random order."""
-    transport, lookups = "c10d" if NETWORKS[network] else "shm", Lookups.load(path)
+    transport, lookups = "tcp" if NETWORKS[network] else "shm", Lookups.load(path)
     with torch.no_grad():
         cells = {
             (part, codec): cell

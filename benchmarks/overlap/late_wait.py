@@ -56,7 +56,7 @@ def measure_on_rank(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]
                 bucket_cap_mb=25,  # TorchRec's
                 gradient_as_bucket_view=True,
             )
-            for sharder in (KINDS["EBC"][3](config=BLSConfig(transport="c10d")), KINDS["EBC"][2]())
+            for sharder in (KINDS["EBC"][3](config=BLSConfig(transport="tcp")), KINDS["EBC"][2]())
         )
         batch = torch.rand(samples, DENSE), ids_of(case, rank)
         as_numbered = partial(mock.patch.object, output_dist, "run_last", lambda *_: None)

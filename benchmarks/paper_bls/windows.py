@@ -67,11 +67,11 @@ def starts(bound: int, largest: int, mpi: MpiBackend | None) -> dict[str, Start]
 def measure(stage: str, settings: dict[str, Any], mpi: MpiBackend | None) -> list[dict[str, Any]]:
     """Runs `measure_windows`; one entry for each peer and bound, with the ms per step of the runs.
 
-    "shm" and "c10d" are channels of these transports, read in place; the others are backends.
+    "shm" and "tcp" are channels of these transports, read in place; the others are backends.
     """
 
     def make(words: Words, bound: int) -> dict[str, Exchange]:
-        channels = {name: Channel(words, bound, name) for name in ("shm", "c10d")}
+        channels = {name: Channel(words, bound, name) for name in ("shm", "tcp")}
         return {**channels, **over_backends(words, bound, mpi)}
 
     return [
@@ -87,7 +87,11 @@ def measure(stage: str, settings: dict[str, Any], mpi: MpiBackend | None) -> lis
 
 
 def over_backends(words: Words, bound: int, mpi: MpiBackend | None) -> dict[str, Exchange]:
-    """Asynchronous all-to-alls of each backend, which copy into the caller's memory."""
+    """Asynchronous all-to-alls of each backend, which copy into the caller's memory.
+
+    "gloo" is bounded lag over any process group: k + 1 calls under way, without a channel, its
+    slots and its errors.
+    """
     backends = starts(bound, 8 * int(words.max()), mpi)
     return {name: Backend(words, bound, start) for name, start in backends.items()}
 

@@ -1,6 +1,6 @@
 """Codecs on slow links: forwards measured, and the codec that a simulation takes.
 
-Suite D of the study: 26 tables on two ranks with a core each, over the transport `c10d`. Each rank
+Suite D of the study: 26 tables on two ranks with a core each, over the transport `tcp`. Each rank
 has a link, limited to rates that TCP and the cores can keep up with; as little passes at once as
 the rate needs. As in suites A and B all ranks begin a step together, and codecs take turns step by
 step. The ranks are started several times: where their memory lies changes a forward of a
@@ -94,7 +94,7 @@ def _measure(rank: int, settings: dict[str, Any]) -> dict[tuple[int, int], dict[
         plan, steps = plan_of(model), {}
         for codec in CODECS:
             codecs = None if codec == "fp32" else CodecConfig(forward=codec)
-            config = BLSConfig(transport="c10d", deadline=120, codecs=codecs)
+            config = BLSConfig(transport="tcp", deadline=120, codecs=codecs)
             sharder = BLSEmbeddingBagCollectionSharder(config=config)
             batches = [batch_of(model, rank, number) for number in range(BATCHES)]
             step = step_of(model, plan, [sharder], batches, training=False)

@@ -22,6 +22,7 @@ from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
 from benchmarks.quantized import page as quantized
 from benchmarks.serve import page as serve
+from benchmarks.serve.peers import deaths_page
 from benchmarks.serve.peers import page as peers
 from benchmarks.simulator import lag, links, traced, transformer
 from benchmarks.simulator import page as simulator
@@ -53,6 +54,8 @@ PROGRAMS = {
     "service_tables": "direct.service_tables",
     "serving": "serve.load",
     "serving_costs": "serve.costs",
+    "serving_deaths": "serve.peers.deaths",
+    "serving_fire": "serve.fire",
     "serving_peers": "serve.peers.compare",
     "serving_peers_grid": "serve.peers.grid",
     "serving_refreshes": "serve.refresh",
@@ -133,6 +136,8 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("docs/results/serving.md", "load"): (serve.load_section, "serving"),
     ("docs/results/serving.md", "peers"): (peers.section, "serving_peers"),
     ("docs/results/serving.md", "batches"): (peers.grid_section, "serving_peers_grid"),
+    ("docs/results/serving.md", "fire"): (serve.fire_section, "serving_fire"),
+    ("docs/results/serving.md", "deaths"): (deaths_page.deaths_section, "serving_deaths"),
     ("docs/results/serving.md", "refreshes"): (serve.refresh_section, "serving_refreshes"),
     ("docs/results/serving.md", "refreshes of INT8"): (
         serve.refresh_section,

@@ -50,6 +50,7 @@ def test_doctor_examines_and_tries_this_host() -> None:
     assert by_subject["packages"]["status"] == "ok"
     assert by_subject["private names"]["status"] == "ok", by_subject
     assert by_subject["shm self-test"]["status"] == "ok", by_subject
+    assert by_subject["tcp self-test"]["status"] == "ok", by_subject
     if not find_devices(Path("/")):
         assert by_subject["verbs self-test"]["status"] == "ok"
         assert by_subject["verbs self-test"]["text"] == "not tried: no device"
@@ -212,8 +213,9 @@ FACTS: dict[str, set[str]] = {
     "network": {"host_name", "host_address", "interfaces"},
     "shm self-test": {"transport", "seconds", "failures"},
     "verbs self-test": {"transport", "seconds", "failures"},
+    "tcp self-test": {"transport", "seconds", "failures"},
 }
-TRIED = ("private names", "shm self-test", "verbs self-test")
+TRIED = ("private names", "shm self-test", "verbs self-test", "tcp self-test")
 
 
 def test_the_facts_of_a_host_with_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,5 +230,5 @@ def test_the_facts_of_a_host_with_a_device(tmp_path: Path, monkeypatch: pytest.M
     add_roce_device(tmp_path)
     findings = examination.examine(tmp_path)
     assert {finding.subject: set(finding.facts) for finding in findings} == FACTS
-    assert selftest.TRANSPORTS == ("shm", "verbs")
+    assert selftest.TRANSPORTS == ("shm", "verbs", "tcp")
     json.dumps(as_json(findings))

@@ -31,7 +31,7 @@ def run_script(
     return selftest_finding(transport, deadline, [sys.executable, str(program)])
 
 
-# The command's own test has shared memory as well.
+# The command's own test has shared memory and TCP as well.
 @pytest.mark.parametrize("transport", slow_but(["verbs"], TRANSPORTS))
 def test_messages_arrive_over_every_transport(transport: str) -> None:
     reason = why_not_tried(rdma_findings(find_devices(Path("/"))))
@@ -49,9 +49,27 @@ def test_the_processes_take_the_transport_that_is_named() -> None:
     assert "transport is 'pigeons', but has to be one of" in finding.text
 
 
+def test_tcp_takes_the_interface_that_is_chosen_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    finding = selftest_finding("tcp")
+    assert finding.status is Status.WARNING
+    assert "GLOO_SOCKET_IFNAME names the interface 'none0', which has no address" in finding.text
+
+
 def test_only_a_failure_of_shared_memory_keeps_the_defaults_from_working(tmp_path: Path) -> None:
-    for transport, status in [("shm", Status.PROBLEM), ("verbs", Status.WARNING)]:
-        assert run_script(tmp_path, "sys.exit(1)", transport=transport).status is status
+    for transport in TRANSPORTS:
+        finding = run_script(tmp_path, "sys.exit(1)", transport=transport)
+        assert finding.status is (Status.PROBLEM if transport == "shm" else Status.WARNING)
+
+
+def test_the_cure_of_tcp_names_interface_and_firewall(tmp_path: Path) -> None:
+    cures = {
+        transport: run_script(tmp_path, "sys.exit(1)", transport=transport).cure
+        for transport in ("shm", "tcp")
+    }
+    for cause in ("GLOO_SOCKET_IFNAME", "firewall"):
+        assert cause in cures["tcp"]
+        assert cause not in cures["shm"]
 
 
 def test_messages_differ_and_some_are_larger_than_a_slot() -> None:

@@ -22,7 +22,8 @@ def run(arguments: Sequence[str]) -> int:
         help="say what this host has for the channel, and whether the defaults will work",
         description="Says what this host has for the channel, tries each transport between two "
         "processes, and names a cure for each fault. Exit status 0: the defaults will work among "
-        "the ranks of this host. RDMA, which only several hosts need, causes at most a warning.",
+        "the ranks of this host. RDMA and TCP, which only several hosts need, cause at most a "
+        "warning.",
     )
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(command=_doctor)

@@ -65,21 +65,28 @@ def exchange(transport: str, rank: int) -> None:
                             )
 
 
+def meet(rank: int, folder: Path, seconds: float) -> None:
+    """Joins the two processes over gloo. It is not tested, and takes the loopback interface."""
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=seconds),
+    )
+    os.environ["GLOO_SOCKET_IFNAME"] = chosen  # TCP takes it as a job's ranks would
+
+
 def main() -> int:
     """Runs this process's part and returns its exit status."""
     transport, rank, folder, seconds = sys.argv[1:]
     imported_file(Path(folder), int(rank)).touch()
     signal.alarm(int(float(seconds)) + 5)  # ends this process even if the doctor is killed
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # only the transport is tested
     warnings.simplefilter("ignore")  # messages above a slot are intended
     try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{Path(folder) / 'store'}",
-            rank=int(rank),
-            world_size=2,
-            timeout=timedelta(seconds=float(seconds)),
-        )
+        meet(int(rank), Path(folder), float(seconds))
         exchange(transport, int(rank))
     except (RuntimeError, ValueError, OSError) as error:
         print(f"{type(error).__name__}: {error}")

@@ -11,12 +11,17 @@ from pathlib import Path
 
 from torchrec_bls.doctor.finding import Finding, Status
 
-TRANSPORTS = ("shm", "verbs")
+TRANSPORTS = ("shm", "verbs", "tcp")
 
 _RANKS = 2
 _CURE = (
     "The error's text says what to do, and docs/design/failures.md says more. If torch was still "
     "being imported, try again when the machine is less busy"
+)
+_CURE_OF_TCP = (
+    "GLOO_SOCKET_IFNAME has to name an interface that `ip address` lists with an address; unset, "
+    "two processes of one host use 127.0.0.1. A firewall (`nft list ruleset`, `iptables -L`) must "
+    "let ranks connect to each other at any port"
 )
 
 # Transports that the defaults use on one host. Without the others, ranks of several hosts can't
@@ -56,10 +61,10 @@ def selftest_finding(
             f"{transport} self-test",
             Status.PROBLEM if transport == _DEFAULT else Status.WARNING,
             "; ".join(failures),
-            _CURE,
+            f"{_CURE}. {_CURE_OF_TCP}" if transport == "tcp" else _CURE,
             facts,
         )
-    text = "two processes exchanged messages, and all arrived as they were sent"
+    text = "two processes of this host exchanged messages, and all arrived as they were sent"
     return Finding(f"{transport} self-test", Status.OK, text, facts=facts)
 
 

@@ -60,6 +60,15 @@ CREATION = [
             ("with memory", ".connect", ("rank",)),
         ]
     ),
+    replace(
+        _setup,
+        name="SIGKILL while ranks connect, tcp",
+        fault=KillDuring("torchrec_bls.collective.transport.set_up.connected"),
+        words=("no connection over TCP within 2 s: rank 1",),
+        end="ProcessDied",
+        exit_code=KILLED,
+        arguments=(("transport", "tcp"),),
+    ),
     _differs(
         "bound differs", Mismatch("bound", 2), "bound differs", "ranks [1]: 2", "the same bound"
     ),

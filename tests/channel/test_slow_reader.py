@@ -79,3 +79,24 @@ def test_a_slow_reader_costs_nothing_but_the_memory_of_its_slots() -> None:
     for grown in run(2, read_or_be_read_late):
         assert len(grown) == ROUNDS
         assert max(grown) < (SLOTS + 1) * MESSAGE_BYTES, grown
+
+
+def compute_for_longer_than_the_deadline(rank: int) -> None:
+    """Nobody waits meanwhile, and the deadline is of waits."""
+    warnings.simplefilter("ignore")  # messages above a slot are intended
+    deadline = 2.0
+    with BoundedLagChannel(
+        dist.group.WORLD, bound=BOUND, slot_bytes=4096, deadline=deadline
+    ) as channel:
+        for sequence in range(BOUND + 1):
+            channel.post([[large(sequence)]] * 2)
+        time.sleep(2 * deadline)
+        for sequence in range(BOUND + 1):
+            with channel.wait() as arrival:
+                assert torch.equal(arrival.tensor(1 - rank, 0, torch.int64), large(sequence))
+
+
+@pytest.mark.parametrize("transport", ["tcp"], indirect=True)
+@pytest.mark.usefixtures("transport")
+def test_ranks_may_leave_messages_unread_for_longer_than_the_deadline() -> None:
+    run(2, compute_for_longer_than_the_deadline)

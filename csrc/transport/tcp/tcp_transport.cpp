@@ -34,11 +34,10 @@ constexpr std::chrono::microseconds kBetweenLooks{500};
 constexpr size_t kKept = size_t{256} << 10;
 constexpr uint64_t kWake = std::numeric_limits<uint64_t>::max();
 
-/// A host that vanished is noticed within the deadline: by unanswered data, or by probes where
-/// nothing was sent.
+/// Where nothing was sent, probes notice within the deadline that a host has vanished; where
+/// something was, `is_silent` does. TCP_USER_TIMEOUT would, too, but it also ends the connection to
+/// a rank that lives and has left the kernel no room for so long.
 void watch_peer(int fd, std::chrono::milliseconds deadline) {
-  const auto most = std::chrono::milliseconds(std::numeric_limits<int>::max());
-  const auto unanswered = static_cast<unsigned int>(std::min(deadline, most).count());
   const int on = 1;
   const int seconds =
       std::max(1, static_cast<int>(std::min<int64_t>(deadline.count() / 4000, 32767)));
@@ -49,7 +48,14 @@ void watch_peer(int fd, std::chrono::milliseconds deadline) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof(seconds));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof(seconds));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered, sizeof(unanswered));
+}
+
+/// Whether a host has answered nothing for so long, although it was asked again and again.
+bool is_silent(int fd, std::chrono::milliseconds limit) {
+  tcp_info info{};
+  socklen_t bytes = sizeof(info);
+  return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+         info.tcpi_retransmits + info.tcpi_probes >= 2 && info.tcpi_last_ack_recv >= limit.count();
 }
 
 std::vector<size_t> places_for(const std::vector<Descriptor>& sockets) {
@@ -518,7 +524,11 @@ void TcpTransport::spread_poison(std::unique_lock<std::mutex>& lock) {
 PeerState TcpTransport::peer_state(int index) {
   const std::lock_guard lock(mutex_);
   take_events();
-  const Peer& peer = of(index);
+  Peer& peer = of(index);
+  // The kernel goes on to ask for a quarter of an hour.
+  if (peer.socket.get() >= 0 && is_silent(peer.socket.get(), deadline_)) {
+    lose_by_errno(peer, ETIMEDOUT);
+  }
   // What it sent before it closed may still be on its way.
   if (peer.closed && peer.received >= *peer.closed) return PeerState::kClosed;
   return peer.fault ? peer.fault->state : PeerState::kOpen;

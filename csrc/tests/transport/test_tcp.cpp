@@ -147,6 +147,17 @@ TEST_CASE("a peer that says how many it has sent has closed once these are there
   CHECK(std::memcmp(half.transport->inbox(1, 0) + 8, "12345678", 8) == 0);
 }
 
+TEST_CASE("a rank that closed in the middle of a post has closed for those that it did not reach") {
+  const auto ranks = tcp_transports({.world_size = 3});
+  ranks[0]->deliver(1, ranks[0]->outbox(1, 0), 8, 0);
+  ranks[0]->announce_close();
+  const auto end = Clock::now() + std::chrono::seconds(30);
+  for (const auto& peer : {ranks[1].get(), ranks[2].get()}) {
+    while (peer->peer_state(0) == PeerState::kOpen && Clock::now() < end) std::this_thread::yield();
+    CHECK(peer->peer_state(0) == PeerState::kClosed);
+  }
+}
+
 TEST_CASE("frames that can't be right cost the connection, and say so") {
   const Setup setup{.slot_bytes = 256};
   const auto bytes = static_cast<uint32_t>(slot_stride(256));

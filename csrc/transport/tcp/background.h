@@ -8,10 +8,10 @@
 
 namespace bls {
 
-/// Goes on with connections while the threads that use them do something else: sends what the kernel
-/// had no room for, and reads what it can't keep. One thread does that for all transports of the
-/// process. It sleeps while there is nothing of the kind, and there is none before that has happened
-/// once.
+/// Goes on with connections while the threads that use them do something else: sends what the
+/// kernel had no room for, and reads what it can't keep. One thread does that for all transports of
+/// the process. It sleeps while there is nothing of the kind, and there is none before that has
+/// happened once.
 class Background {
  public:
   /// Goes on with its connections.

@@ -188,8 +188,8 @@ bool TcpTransport::read_once(Peer& peer) {
 /// Sends what the kernel has room for. What is left to do goes on in the background.
 void TcpTransport::write(Peer& peer) {
   send(peer);
-  const uint32_t events = (peer.lacks_room ? EPOLLOUT : 0u) |
-                          (computing_ && peer.most_bytes > kKept ? EPOLLIN : 0u);
+  const uint32_t events =
+      (peer.lacks_room ? EPOLLOUT : 0u) | (computing_ && peer.most_bytes > kKept ? EPOLLIN : 0u);
   if (events == 0 || peer.socket.get() < 0) return;
   try {
     background_.await(background_number_, peer.rank, peer.socket.get(), events);
@@ -340,9 +340,9 @@ std::byte* TcpTransport::outbox(int destination, uint32_t slot) {
 
 void TcpTransport::deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) {
   const std::lock_guard lock(mutex_);
-  posted_ = std::max(posted_, sequence + 1);
   computing_ = true;
   Peer& peer = of(destination);
+  peer.posted = sequence + 1;
   Large& exposed = peer.exposed[slot_at(sequence)];
   const bool is_large = std::exchange(exposed.is_next, false);
   if (peer.socket.get() < 0 || peer.closed) return;  // `wait` tells
@@ -558,7 +558,7 @@ void TcpTransport::announce_close() {
   take_events();
   for (const auto& peer : peers_) {
     // Also to those that have closed: they may be keeping a large message for this rank.
-    peer->writer.closed(posted_);
+    peer->writer.closed(peer->posted);
     write(*peer);
   }
   // Nobody expects anything of a rank that has failed, and one of its peers may be dead.

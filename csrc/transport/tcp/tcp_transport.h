@@ -23,8 +23,9 @@ namespace bls {
 
 /// Transport over one stream connection for each pair of ranks. docs/design/tcp.md has the reasons.
 ///
-/// A rank moves data in its own calls. What the kernel has no room for leaves in the background, and
-/// what it can't keep comes so, while the rank computes. No call but `pull`, `poison_all` and `announce_close` waits for a peer.
+/// A rank moves data in its own calls. What the kernel has no room for leaves in the background,
+/// and what it can't keep comes so, while the rank computes. No call but `pull`, `poison_all` and
+/// `announce_close` waits for a peer.
 class TcpTransport final : public NetworkTransport, private Background::Owner {
  public:
   /// `sockets[rank]` is connected to each peer, none for this rank itself and those that it does
@@ -95,15 +96,16 @@ class TcpTransport final : public NetworkTransport, private Background::Owner {
     Descriptor socket;  // none once the connection has ended
     FrameReader reader;
     FrameWriter writer;
-    uint64_t received = 0;  // messages
+    uint64_t posted = 0;  // messages; fewer than to another one if `close` ended the post
+    uint64_t received = 0;
     uint64_t credit = 0;
     uint64_t ended = 0;
     std::optional<uint64_t> closed;  // after so many messages
     char poison_text[kMostPoison];
     int write_error = 0;  // after which this rank can tell it nothing
     std::optional<Fault> fault;
-    size_t most_bytes = 0;    // of a message that came; with each it is halved, unless that has more
-    bool lacks_room = false;  // for what is to be sent
+    size_t most_bytes = 0;  // of a message that came; with each it is halved, unless that has more
+    bool lacks_room = false;     // for what is to be sent
     std::vector<Large> exposed;  // [slot]
     std::vector<Large> pulled;   // [slot]
   };
@@ -156,8 +158,7 @@ class TcpTransport final : public NetworkTransport, private Background::Owner {
   uint64_t background_number_ = 0;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Peer>> peers_;  // [rank]
-  uint64_t posted_ = 0;
-  bool computing_ = false;  // since it posted; whoever looks for what has come reads it
+  bool computing_ = false;             // since it posted; whoever looks for what has come reads it
   std::atomic<uint32_t> poisoned_{0};  // the rank that failed first + 1
   std::string poison_text_;
   bool poison_spread_ = false;

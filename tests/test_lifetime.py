@@ -48,7 +48,7 @@ for when in reversed(When):
 import atexit
 atexit.register(say, "handlers of the script")
 """
-    order = ["OFFERS", "FOLLOWERS", "CHANNELS", "TRANSPORTS", "GLOO"]
+    order = ["OFFERS", "FOLLOWERS", "CHANNELS", "GLOO"]
     assert [phase.name for phase in When] == order
     each = [line for name in order for line in (name, f"{name} again")]
     assert ended(script).stdout.splitlines() == ["handlers of the script", *each]

@@ -1,5 +1,5 @@
-"""Versions of which most differ in some rows from the one before. Each tenth one is another
-whole."""
+"""Versions of which most differ in some rows and dense weights from the one before. Each tenth one
+is another whole."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -45,6 +45,18 @@ class RowVersions:
             delta[name] = some(rows, count), some(2000, count, columns).float() - 1000
         return delta
 
+    def dense_of(self, number: int) -> dict[str, torch.Tensor] | None:
+        """Returns the dense weights in which a version differs from the one before: all of them,
+        some, or None."""
+        if number % 5 == 4:
+            return None
+        generator = torch.Generator().manual_seed(5000 + number)
+        dense = [each for each in self.weights_of(1).items() if each[0].startswith("dense")]
+        return {
+            name: torch.randint(-1000, 1000, value.shape, generator=generator).float()
+            for name, value in dense[number % 2 :]
+        }
+
     def _weights_of(self, number: int) -> Weights:
         if is_whole(number):
             found: Weights = self._whole.weights_of(number)
@@ -53,4 +65,4 @@ class RowVersions:
         for name, (ids, rows) in self.delta_of(number).items():
             for each, row in zip(ids.tolist(), rows, strict=True):
                 weights[name][each] = row
-        return weights
+        return {**weights, **(self.dense_of(number) or {})}

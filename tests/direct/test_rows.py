@@ -33,6 +33,7 @@ from tests.tiers import slow_but
 from torchrec_bls import _native, keeper, publish_rows, serving_state, version_of
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.row_copies import RowCopies
+from torchrec_bls.direct.serving.publisher import Publisher
 from torchrec_bls.errors import BLSError, PeerTimeoutError
 
 REFRESHED = "tests.direct.refreshed"
@@ -47,7 +48,11 @@ def go_on(node: Node, number: int, deadline: float = DEADLINE) -> None:
         made.publish(node.served.weights_of(number), version=version, deadline=DEADLINE)
     else:
         made.publish_rows(
-            node.served.delta_of(number), version=version, base=str(number - 1), deadline=deadline
+            node.served.delta_of(number),
+            version=version,
+            base=str(number - 1),
+            dense=node.served.dense_of(number),
+            deadline=deadline,
         )
 
 
@@ -234,6 +239,14 @@ BAD = {
     "infinite": ({TABLE: (torch.tensor([3]), torch.full((1, 8), torch.inf))}, "in row 3"),
     "sparse": ({TABLE: (torch.arange(1), torch.ones(1, 8).to_sparse())}, "layout"),
 }
+BAD_DENSE = {
+    "unknown": ({"dense.scale": torch.ones(1)}, r"no dense weights \['dense.scale'\]"),
+    "table": ({TABLE: torch.ones(41, 8)}, r"no dense weights \['bags"),
+    "shape": ({"dense.bias": torch.ones(2)}, r"'dense.bias' has shape \[2\]"),
+    "dtype": ({"dense.bias": torch.ones(3).double()}, "and torch.float64, but the model's"),
+    "no tensor": ({"dense.bias": [1.0, 2.0, 3.0]}, "'dense.bias' is a list"),
+    "one of two": ({"dense.weight": torch.ones(3, 1), "dense.bias": None}, "is a NoneType"),
+}
 
 
 def refuse_bad(node: Node) -> None:
@@ -242,6 +255,10 @@ def refuse_bad(node: Node) -> None:
     for what, (rows, text) in BAD.items():
         with pytest.raises(ValueError, match=text):
             made.publish_rows(rows, version="9", base="1")
+        assert [page.serial_on(side) for side in (0, 1)] == [0, 0], what
+    for what, (dense, text) in BAD_DENSE.items():
+        with pytest.raises(ValueError, match=text):
+            made.publish_rows({TABLE: pairs(1, 8)}, version="9", base="1", dense=dense)
         assert [page.serial_on(side) for side in (0, 1)] == [0, 0], what
     for version, base, text in [
         ("9", "2", "belong on version '2', but '1' serves"),
@@ -252,7 +269,7 @@ def refuse_bad(node: Node) -> None:
         with pytest.raises(ValueError, match=text):
             made.publish_rows({}, version=version, base=base)
     nodes.check(node, 1)
-    assert serving_state(node.model).failed_publishes == len(BAD) + 3
+    assert serving_state(node.model).failed_publishes == len(BAD) + len(BAD_DENSE) + 3
     go_on(node, 2)
     nodes.check(node, 2)
 
@@ -268,6 +285,51 @@ def test_what_can_not_be_published_is_refused_before_anything_is_written(tmp_pat
         processes.call("keeper", refuse_bad)
         processes.call("reader", nodes.join, KEEPER)
         processes.call("reader", refuse_reader)
+
+
+def refresh_dense_alone(node: Node) -> None:
+    made, ids = kept(node), node.batches[0]
+    with torch.no_grad():
+        before = made.model(ids)
+        for number, version in enumerate(("a", "b", "c")):
+            base, bias = made.version, torch.full((3,), float(number))
+            made.publish_rows({}, version=version, base=base, dense={"dense.bias": bias})
+            bias.fill_(100.0)  # the caller's, who may go on with it
+            after = made.model(ids)
+            weight = node.served.weights_of(1)["dense.weight"]
+            assert torch.equal(after.pop("dense"), weight.T + number)
+            models.assert_same_bits(after, {key: before[key] for key in after})
+    # The one before is still whole for the next rows.
+    made.publish_rows({TABLE: pairs(1, 8)}, version="d", base="c")
+    assert made.model.dense.bias.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_dense_weights_alone_make_a_version(tmp_path: Path) -> None:
+    with processes_of(tmp_path, REFRESHED, "keeper") as processes:
+        processes.call("keeper", keep, 1)
+        processes.call("keeper", refresh_dense_alone)
+
+
+def go_on_after_a_whole_version_that_failed(node: Node) -> None:
+    announce = Publisher.announce
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    Publisher.announce = fail  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        kept(node).publish(node.served.weights_of(7), version="2")
+    Publisher.announce = announce  # type: ignore[method-assign]
+    go_on(node, 2)  # of the same name and number
+    nodes.check(node, 2)
+
+
+def test_dense_weights_of_a_version_that_failed_are_in_no_other(tmp_path: Path) -> None:
+    with processes_of(tmp_path, REFRESHED, "keeper", "reader") as processes:
+        processes.call("keeper", keep, 1)
+        processes.call("reader", nodes.join, KEEPER)
+        processes.call("keeper", go_on_after_a_whole_version_that_failed)
+        processes.call("reader", nodes.go_over, 2)
 
 
 def call_a_module(node: Node) -> None:
@@ -314,10 +376,12 @@ def fail_while_writing(node: Node, first: int, last: int) -> None:
     for number in range(first, last + 1):
         for writes in (number % 7, 0, 4) if not is_whole(number) else ():
             # Rows of the failed attempt are others than those of the next one.
-            others = node.served.delta_of(1000 * writes + number)
+            others, dense = (
+                of(1000 * writes + number) for of in (node.served.delta_of, node.served.dense_of)
+            )
             RowCopies._write = failing(writes)  # type: ignore[method-assign]
             try:
-                kept(node).publish_rows(others, version="failed", base=str(number - 1))
+                kept(node).publish_rows(others, version="failed", base=str(number - 1), dense=dense)
             except KeyboardInterrupt:
                 nodes.check(node, number - 1)
             else:  # it had less to write, and so it serves: these rows come back
@@ -439,8 +503,9 @@ def strike_rows(node: Node, step: int) -> int:
     shown = 2
 
     def publish_next() -> None:
-        delta, version = node.served.delta_of(shown + 1), str(shown + 1)
-        publish_rows(node.model, delta, version=version, base=str(shown))
+        number = shown + 1
+        delta, dense = node.served.delta_of(number), node.served.dense_of(number)
+        publish_rows(node.model, delta, version=str(number), base=str(shown), dense=dense)
 
     def afterwards() -> None:
         nonlocal shown

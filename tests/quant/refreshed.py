@@ -1,4 +1,5 @@
-"""The model of `served`, whose versions differ in some rows from the one before."""
+"""The model of `served`, whose versions differ in some rows and dense weights from the one
+before."""
 
 from torch import nn
 
@@ -14,7 +15,7 @@ from tests.quant.served import (  # noqa: F401 (tests find them here)
 )
 
 _versions = RowVersions(served)
-delta_of, weights_of = _versions.delta_of, _versions.weights_of
+delta_of, dense_of, weights_of = _versions.delta_of, _versions.dense_of, _versions.weights_of
 
 
 class Expected(served.Expected):

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import nn
@@ -188,15 +189,17 @@ class Keeper:
         *,
         version: str,
         base: str,
+        dense: Mapping[str, Any] | None = None,
         deadline: float = _DEADLINE,
     ) -> Publication:
-        """Publishes rows of some tables, and returns when this process has let go of the version
-        before.
+        """Publishes rows of some tables and dense weights, and returns when this process has let go
+        of the version before.
 
         Args:
             rows: see `torchrec_bls.publish_rows`.
             version: see `torchrec_bls.publish_rows`.
             base: see `torchrec_bls.publish_rows`.
+            dense: see `torchrec_bls.publish_rows`.
             deadline: see `torchrec_bls.publish_rows`. Again so many seconds until the version is
                 mapped.
 
@@ -208,7 +211,9 @@ class Keeper:
         """
         check_deadline(deadline)
         self._refuse_closed()
-        publication = publish_rows(self.model, rows, version=version, base=base, deadline=deadline)
+        publication = publish_rows(
+            self.model, rows, version=version, base=base, dense=dense, deadline=deadline
+        )
         self._go_over(publication, deadline)
         return publication
 

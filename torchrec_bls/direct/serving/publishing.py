@@ -137,9 +137,11 @@ def publish_rows(
     *,
     version: str,
     base: str,
+    dense: Mapping[str, Any] | None = None,
     deadline: float = 60.0,
 ) -> Publication:
-    """Announces a version of a model's weights that differs from the one before in some rows.
+    """Announces a version of a model's weights that differs from the one before in some rows, and
+    in dense weights.
 
     The rows are written where they lie, to the one of two copies of their tables that does not
     serve. So it takes about as long as to write these rows twice, however large the tables are, and
@@ -155,9 +157,11 @@ def publish_rows(
         rows: new rows, by the names of the tables' weights in a state dict of the model, as for
             `publish`. Ids are int64 or int32, [rows]. Of an id that comes twice the last row
             counts. Rows are [rows, columns], of the table's dtype; those of quantized tables are
-            float32 or float16, and are quantized. Dense weights stay.
+            float32 or float16, and are quantized. Tables without new rows may be left out.
         version: name of the new version, as for `publish`.
         base: version that the rows were changed in, which must serve.
+        dense: new dense weights by their names in the model's state dict, of the model's dtypes and
+            shapes. They are copied. Those that are left out stay those of `base`. None: all stay.
         deadline: seconds to wait for processes that are inside a batch of an older version, and for
             another thread of this process that publishes.
 
@@ -165,8 +169,9 @@ def publish_rows(
         ValueError: the model does not read all its tables directly; this process does not own all
             tables, has loaded them itself, or was forked from the one that owns them; another
             version than `base` serves; `version` is no name, or that of `base`; a table is unknown;
-            ids or rows have another dtype or shape than the table's; an id is out of range; or rows
-            have NaN or infinite weights. Nothing is written.
+            ids or rows have another dtype or shape than the table's; an id is out of range; rows
+            have NaN or infinite weights; or a dense weight is unknown, has another dtype or shape,
+            or is refused by its module. Nothing is written.
         RendezvousError: there is no memory for the copies. Nothing is written.
         PeerTimeoutError: processes that the text names are still inside a batch of an older
             version, or another thread of this process has not finished publishing. Nothing is
@@ -179,7 +184,9 @@ def publish_rows(
     with served.failures_counted():
         prefix = served.prefix_within(model)
         whole = {f"{prefix}{name}": pair for name, pair in rows.items()}
-        return served.weights.publish_rows(version, base, whole, deadline)
+        if dense is not None:
+            dense = {f"{prefix}{name}": value for name, value in dense.items()}
+        return served.weights.publish_rows(version, base, whole, dense, deadline)
 
 
 def version_of(model: nn.Module) -> str:

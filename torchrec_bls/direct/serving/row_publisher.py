@@ -4,7 +4,7 @@ docs/design/row-refresh.md describes the protocol, and says why no batch sees tw
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchrec_bls.direct.generation import Generation
@@ -16,6 +16,9 @@ from torchrec_bls.direct.serving.handing_on import await_a_holder
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.readers import holders_of_side, processes_told
 from torchrec_bls.errors import PeerTimeoutError
+
+#: Dense weights by name; None: a version has none of its own, and readers keep what they have.
+Dense = Mapping[str, Any] | None
 
 # Seconds between two looks at the readers. A forward takes about as long.
 _PAUSE = 0.0005
@@ -43,9 +46,23 @@ class RowPublisher:
             copies.forget()
 
     def publish(
-        self, version: str, base: str, rows: Mapping[str, Any], deadline: float
+        self,
+        version: str,
+        base: str,
+        rows: Mapping[str, Any],
+        dense_after: Callable[[Dense], Dense],
+        deadline: float,
     ) -> Publication:
-        """Publishes rows; see the function `publish_rows`."""
+        """Publishes rows; see the function `publish_rows`.
+
+        Args:
+            version: see `publish_rows`.
+            base: see `publish_rows`.
+            rows: see `publish_rows`.
+            dense_after: function that returns the dense weights of the new version, from those that
+                were published with `base`. It raises ValueError if there can be none.
+            deadline: see `publish_rows`.
+        """
         deltas = deltas_of(self._tables, rows)
         end = time.monotonic() + deadline
         with self._publisher.one_at_a_time(end):
@@ -60,7 +77,8 @@ class RowPublisher:
                 raise ValueError(f"version {version!r} serves already: give the new one a name")
             self._publisher.follower.await_later(serial - 2, end - time.monotonic())
             serving = self._publisher.follower.newest
-            parts = self._parts(version, serving, deltas, end, deadline)
+            dense = dense_after(serving[0].parts[OWNER].dense_weights())
+            parts = self._parts(version, serving, deltas, dense, end, deadline)
             self._publisher.announce(OWNER, serial, version, parts, end)
             for copies, of_module in zip(self._copies, deltas, strict=True):
                 copies.announced(of_module)
@@ -71,6 +89,7 @@ class RowPublisher:
         version: str,
         serving: tuple[Generation, ...],
         deltas: list[RowDeltas],
+        dense: Dense,
         end: float,
         deadline: float,
     ) -> list[OwnerPart]:
@@ -88,7 +107,7 @@ class RowPublisher:
         self._await_readers(side, end, deadline)
         for (copies, _, of_module), generation in zip(in_order, serving, strict=True):
             copies.write(side, generation, of_module)
-        parts = []
+        parts: list[OwnerPart] = []
         for tables, new, (copies, part, of_module) in zip(
             self._tables.values(), made, in_order, strict=True
         ):
@@ -96,7 +115,8 @@ class RowPublisher:
             reused = max(0, tables.cuts[OWNER].size - written)
             facts = Facts(time.time(), time.monotonic() - begin, written, reused)
             label, pieces = Label(OWNER, version, tables.digest), copies.pieces(side, part)
-            parts.append(OwnerPart.of_pieces(label, pieces, facts, part.dense_weights(), side))
+            # The first module's part has the dense weights.
+            parts.append(OwnerPart.of_pieces(label, pieces, facts, None if parts else dense, side))
         return parts
 
     def _await_readers(self, side: Side, end: float, deadline: float) -> None:

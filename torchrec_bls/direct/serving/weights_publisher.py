@@ -12,7 +12,7 @@ from torchrec_bls.direct.serving.draining import Draining, outcome_told
 from torchrec_bls.direct.serving.probe import Probe, Trial, check_is_probe
 from torchrec_bls.direct.serving.publisher import Publication, Publisher
 from torchrec_bls.direct.serving.reading_modules import ReadingModule
-from torchrec_bls.direct.serving.row_publisher import RowPublisher
+from torchrec_bls.direct.serving.row_publisher import Dense, RowPublisher
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.versions import PAUSE
 from torchrec_bls.errors import PeerTimeoutError
@@ -125,7 +125,12 @@ class WeightsPublisher:
         return Publication(version, False, rank, serial, self._publisher, parts)
 
     def publish_rows(
-        self, version: str, base: str, rows: Mapping[str, Any], deadline: float
+        self,
+        version: str,
+        base: str,
+        rows: Mapping[str, Any],
+        dense: Mapping[str, Any] | None,
+        deadline: float,
     ) -> Publication:
         """Publishes some rows; see the function `publish_rows`."""
         self._own_rank()
@@ -140,7 +145,13 @@ class WeightsPublisher:
                 "the weights of this model show its tables, which must not change under them: "
                 "publish from a process that shows none, see keeper()"
             )
-        return self._rows.publish(version, base, rows, deadline)
+
+        def dense_after(before: Dense) -> Dense:
+            # What a whole version of this number has left here that failed is of no other version.
+            self._dense_versions.drop(self._publisher.versions.serial + 1)
+            return before if dense is None else self._changed_dense(base, before, dense)
+
+        return self._rows.publish(version, base, rows, dense_after, deadline)
 
     def give_up_copies(self) -> None:
         """Lets go of the copies of tables that got rows, for a process that publishes no more."""
@@ -203,6 +214,21 @@ class WeightsPublisher:
         """Returns a copy of new dense weights, or of those of this moment."""
         self._refuse_strangers()
         return self._dense.new(self._dense.current() if state_dict is None else state_dict)
+
+    def _changed_dense(self, base: str, before: Dense, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a copy of the dense weights of a version, of which some are new."""
+        if before is None:
+            raise ValueError(
+                f"version {base!r} was published without dense weights, so that those which are "
+                "not given are unknown: publish a whole version first"
+            )
+        with self._switches.gate.lock:
+            if unknown := sorted(given.keys() - self._dense.current().keys()):
+                raise ValueError(
+                    f"the model has no dense weights {unknown}: give them by their names in its "
+                    "state dict, and those of tables as rows"
+                )
+            return self._dense.new({**before, **given})
 
     def _writes(self) -> list[int]:
         return [0 if reads.live is None else reads.live.writes() for reads in self._reads]

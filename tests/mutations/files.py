@@ -39,7 +39,7 @@ from tests.overlap import plans
 from tests.sharding.synthetic import small_profile
 from torchrec_bls import CodecConfig
 from torchrec_bls.analysis.samples import Samples
-from torchrec_bls.checkpoints import open_checkpoint
+from torchrec_bls.checkpoints import Delta, Head, TablePart, open_checkpoint, write_part
 from torchrec_bls.cli.main import run
 from torchrec_bls.direct.keeping.tables_file import read_tables_file
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
@@ -292,6 +292,20 @@ def _read_checkpoint(path: Path) -> None:
             rows.whole()
 
 
+def _delta(folder: Path) -> Path:
+    path = folder / "rank-0-of-1.safetensors"
+    path.unlink(missing_ok=True)
+    part = TablePart(torch.tensor([1, 3]), {0: torch.ones(2, 3), 3: torch.ones(2, 5)})
+    write_part(folder, Head("step-2@1", "step-1", 0, 1), {"t": part}, _tensors())
+    return path
+
+
+def _read_delta(path: Path) -> None:
+    with Delta(path.parent) as delta:
+        delta.rows()
+        delta.dense()
+
+
 def _trace(folder: Path) -> Path:
     times = [np.random.default_rng(0).uniform(500, 1500, (1, 3)) for _ in range(3)]
     path = folder / "rank0.json"
@@ -360,6 +374,7 @@ KINDS = {
     "safetensors": Kind(_safetensors, _read_checkpoint),
     "metadata of a checkpoint": Kind(_metadata, lambda path: _read_checkpoint(path.parent)),
     "blocks of a checkpoint": Kind(_blocks, lambda path: _read_checkpoint(path.parent)),
+    "delta": Kind(_delta, _read_delta),
     "trace": Kind(_trace, _read_trace),
     "packed trace": Kind(_packed_trace, _read_trace),
     "trace of channels": Kind(_channel_trace, _read_trace),

@@ -3,8 +3,11 @@
 https://github.com/huggingface/safetensors, "Format".
 """
 
+import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import torch
@@ -17,9 +20,12 @@ from torchrec_bls.records import Format, Record, Whole, decode
 #: How the name of an index ends, which says which file has which tensor.
 INDEX = ".safetensors.index.json"
 _LENGTH_BYTES = 8
+# Of the first tensor, for those who map files.
+_ALIGNMENT = 8
 # Of a header; safetensors' own bound.
 _MOST_BYTES = 100_000_000
-_METADATA = "__metadata__"
+#: Name in a header of what is no tensor: text by name.
+METADATA = "__metadata__"
 _CURE = "write the file again with safetensors"
 _DTYPES = {
     **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16},
@@ -44,6 +50,18 @@ class _Index(msgspec.Struct):
 _INDEX = Format(_Index, "write the checkpoint again")
 
 
+class SafetensorsFile(NamedTuple):
+    """What a file says of itself.
+
+    Attributes:
+        entries: its tensors, or for those that can't be read the reason.
+        metadata: JSON of what else its writer has said; None: nothing.
+    """
+
+    entries: dict[str, Rows | str]
+    metadata: msgspec.Raw | None
+
+
 def open_safetensors(path: Path, found: list[Path], indexes: list[Path]) -> Checkpoint:
     """Opens a checkpoint of safetensors.
 
@@ -63,7 +81,7 @@ def open_safetensors(path: Path, found: list[Path], indexes: list[Path]) -> Chec
     files = Files(path if path.is_dir() else path.parent)
     entries: dict[str, Rows | str] = {}
     if not indexes:
-        return Checkpoint(path, _entries(found[0], path, files), files)
+        return Checkpoint(path, read_file(found[0], path, files).entries, files)
     index = indexes[0]
     size = files.add(index)
     if size > _MOST_BYTES:
@@ -74,16 +92,25 @@ def open_safetensors(path: Path, found: list[Path], indexes: list[Path]) -> Chec
         if Path(file).name != file:
             raise ValueError(f"{index} names the file {file!r}, which is not beside it: {_CURE}")
         if file not in of_files:
-            of_files[file] = _entries(index.parent / file, path, files)
+            of_files[file] = read_file(index.parent / file, path, files).entries
         if name not in of_files[file]:
             raise ValueError(f"{index.parent / file} has no '{name}', but {index} says so: {_CURE}")
         entries[name] = of_files[file][name]
     return Checkpoint(path, entries, files)
 
 
-def _entries(file: Path, path: Path, files: Files) -> dict[str, Rows | str]:
-    """Returns the tensors of a file, or for those that can't be read the reason."""
-    header, begin, size = _header(file, files)
+def read_file(file: Path, path: Path, files: Files) -> SafetensorsFile:
+    """Reads what a file says of itself.
+
+    Args:
+        file: the file.
+        path: path of the checkpoint.
+        files: files of the checkpoint, to which it is added.
+
+    Raises:
+        ValueError: the file is something else, incomplete, or not there.
+    """
+    header, metadata, begin, size = _header(file, files)
     end = 0
     for name, tensor in sorted(header.items(), key=lambda item: item[1].data_offsets):
         if tensor.data_offsets[0] != end or tensor.data_offsets[1] < end:
@@ -97,14 +124,16 @@ def _entries(file: Path, path: Path, files: Files) -> dict[str, Rows | str]:
             f"{file} has {size} bytes, but its tensors end at byte {begin + end}: it is cut off, "
             f"or still written; {_CURE}"
         )
-    return {
+    entries: dict[str, Rows | str] = {
         name: _rows(tensor, f"'{name}' of {path}", file, begin, files)
         for name, tensor in header.items()
     }
+    return SafetensorsFile(entries, metadata)
 
 
-def _header(file: Path, files: Files) -> tuple[dict[str, _Tensor], int, int]:
-    """Returns the header, the first byte behind it, and the size of the file."""
+def _header(file: Path, files: Files) -> tuple[dict[str, _Tensor], msgspec.Raw | None, int, int]:
+    """Returns the tensors of the header, its metadata, the first byte behind it, and the size of
+    the file."""
     size = files.add(file)
     length = 0
     if size > _LENGTH_BYTES:
@@ -116,9 +145,9 @@ def _header(file: Path, files: Files) -> tuple[dict[str, _Tensor], int, int]:
         )
     data = files.read(file, _LENGTH_BYTES, length, "the header")
     raw = decode(data, dict[str, msgspec.Raw], str(file), _CURE)
-    raw.pop(_METADATA, None)
+    metadata = raw.pop(METADATA, None)
     header = {name: decode(each, _Tensor, f"{file}: '{name}'", _CURE) for name, each in raw.items()}
-    return header, _LENGTH_BYTES + length, size
+    return header, metadata, _LENGTH_BYTES + length, size
 
 
 def _rows(tensor: _Tensor, where: str, file: Path, begin: int, files: Files) -> Rows | str:
@@ -134,3 +163,40 @@ def _rows(tensor: _Tensor, where: str, file: Path, begin: int, files: Files) -> 
     values = Strided.by_rows(file, begin + first, dtype, tensor.shape)
     block = Block((0,) * len(tensor.shape), tensor.shape, lambda: values)
     return StoredRows(where, tensor.shape, dtype, [block], files)
+
+
+def write_file(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Writes a new file, and returns when the disk has it.
+
+    Args:
+        path: its path, where there is no file yet.
+        tensors: tensors by name, of any shapes.
+        metadata: text by name.
+
+    Raises:
+        ValueError: the format has no such dtype.
+        OSError: the file can't be written. A part of it may be there.
+    """
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    header: dict[str, object] = {METADATA: dict(metadata)}
+    values, end = [], 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in names:
+            raise ValueError(f"'{name}' is of {tensor.dtype}, which no safetensors file can have")
+        value = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        values.append(value)
+        place = [end, end + len(value)]
+        header[name] = {
+            **{"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        }
+        end = place[1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for value in values:
+            file.write(memoryview(value.numpy()))  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())

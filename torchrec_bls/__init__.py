@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchrec_bls.collective.backend.options import BLSOptions
     from torchrec_bls.collective.channel import Arrival, BoundedLagChannel, ChannelStats
     from torchrec_bls.collective.transport.verbs_config import VerbsConfig
+    from torchrec_bls.delta_writer import DeltaWriter
     from torchrec_bls.direct.keeping.keeper import Keeper, keeper
     from torchrec_bls.direct.keeping.watch import Watch, watch
     from torchrec_bls.direct.offers.attach import attach
@@ -64,6 +65,7 @@ __all__ = [
     "CodecConfig",
     "Contract",
     "Decay",
+    "DeltaWriter",
     "EndTogether",
     "ErrorBound",
     "Keeper",
@@ -107,6 +109,7 @@ _FOR_TORCHREC = {
     "BoundedLagPipeline": ".pipeline",
     "CodecConfig": ".distributed.codec_config",
     "Contract": ".serve.contract",
+    "DeltaWriter": ".delta_writer",
     "Keeper": ".direct.keeping.keeper",
     "Offer": ".direct.offers.offer",
     "Publication": ".direct.serving.publisher",

@@ -19,8 +19,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from tests.direct.nodes import until
 from torchrec_bls import Keeper, Watch, keeper, watch
 from torchrec_bls.direct.arguments import check_version
-from torchrec_bls.direct.keeping.checkpoint_weights import version_of_checkpoint
-from torchrec_bls.direct.keeping.watch import order_of
+from torchrec_bls.direct.keeping.checkpoint_weights import order_of, version_of_checkpoint
 from torchrec_bls.errors import DrainedError, PeerTimeoutError, RendezvousError
 
 SECOND = 10**9

@@ -1,6 +1,7 @@
 """The weights of a checkpoint, and the name of the version that they make."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,10 @@ from typing import Any
 from torchrec_bls.checkpoints import Checkpoint, open_checkpoint
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.new_weights import CheckpointWeights
+
+#: Order of checkpoints and deltas by time. Those of one time, which were unpacked together for
+#: example, are in the order of the numbers in their names.
+Order = tuple[int, list[int], str]
 
 #: A path, or weights by their names in the model's state dict.
 AnyCheckpoint = str | os.PathLike[str] | Mapping[str, Any]
@@ -49,6 +54,18 @@ def version_of_checkpoint(checkpoint: str | os.PathLike[str]) -> str:
         return _version_of(found)
 
 
+def is_of_checkpoint(version: str, name: str) -> bool:
+    """Returns whether a version is one that a checkpoint makes whose file or folder has a name."""
+    shown, _, digits = version.rpartition("@")
+    return shown == _shown(name) and re.fullmatch(f"[0-9a-f]{{{_DIGITS}}}", digits) is not None
+
+
+def order_of(path: Path) -> Order:
+    """Returns the order of a checkpoint or delta among others. Raises OSError if it has no
+    files."""
+    return completed_at(path), list(map(int, re.findall(r"[0-9]+", path.name))), path.name
+
+
 def completed_at(path: Path) -> int:
     """Returns when the last file of a checkpoint was written, in nanoseconds since 1970.
 
@@ -62,8 +79,11 @@ def completed_at(path: Path) -> int:
 
 
 def _version_of(checkpoint: Checkpoint) -> str:
-    path, identity = checkpoint.path, checkpoint.identity
-    name = "".join(each if each.isprintable() else "?" for each in path.resolve().name)
+    return f"{_shown(checkpoint.path.resolve().name)}@{checkpoint.identity[:_DIGITS]}"
+
+
+def _shown(name: str) -> str:
+    """Returns as much of a name as a version has of it."""
+    printable = "".join(each if each.isprintable() else "?" for each in name)
     most = _LONGEST - _DIGITS - 1
-    shortened = name.encode(errors="replace")[:most].decode(errors="ignore")
-    return f"{shortened}@{identity[:_DIGITS]}"
+    return printable.encode(errors="replace")[:most].decode(errors="ignore")

@@ -16,6 +16,7 @@ from torch import nn
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_version
 from torchrec_bls.direct.keeping.checkpoint_weights import AnyCheckpoint, opened
+from torchrec_bls.direct.keeping.found_delta import FoundDelta
 from torchrec_bls.direct.keeping.model_tables import OWNER, ModelTables, ServedVersion
 from torchrec_bls.direct.keeping.path_lock import PathLock
 from torchrec_bls.direct.keeping.tables_file import (
@@ -248,8 +249,8 @@ class Keeper:
         pause: float = 5.0,
         deadline: float = _DEADLINE,
     ) -> Watch:
-        """Publishes the checkpoints that come into a directory until the keeper is closed; see
-        `torchrec_bls.watch`."""
+        """Publishes the checkpoints and deltas that come into a directory until the keeper is
+        closed; see `torchrec_bls.watch`."""
         check_watch(keep, probe, pause)
         check_deadline(deadline)
 
@@ -258,9 +259,16 @@ class Keeper:
                 found.path, probe=probe, drain=drain, version=found.version, deadline=deadline
             )
 
+        def publish_delta(kept: Keeper, found: FoundDelta, base: str) -> None:
+            rows, dense = found.read(kept.model)
+            kept.publish_rows(
+                rows, version=found.version, base=base, dense=dense, deadline=deadline
+            )
+
         made = Watch(
             self,
             publish_checkpoint,
+            publish_delta,
             lambda kept: kept.version,
             os.fsdecode(directory),
             keep,

@@ -232,6 +232,23 @@ class ServedModel:
         ]
         return prefix
 
+    def known_dense(self, model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of some dense weights that the served model has. Tables that are among them
+        stay, so that they are refused.
+
+        Args:
+            model: the served model, or a part of it.
+            given: weights by their names in a state dict of `model`.
+        """
+        prefix, tables = self.prefix_within(model), tuple(self.publisher.tables)
+        known = self._dense.current().keys()
+        whole = {name: f"{prefix}{name}" for name in given}
+        return {
+            name: value
+            for name, value in given.items()
+            if whole[name] in known or whole[name].startswith(tables)
+        }
+
     def whole(self, model: nn.Module, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a state dict or checkpoint of `model`, which is the served model or a part of it,
         as one of the served model. Dense weights outside of the part stay as they are."""

@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import DistributedModelParallel
 
+from tests.direct.at_every_line import places_of, some_of, strike
 from tests.direct.trained import REPLICATED, SHARDERS, Model, Training
 from tests.distributed import models
 from tests.processes import run, run_outcomes
@@ -173,16 +175,71 @@ def lose_ids(rank: int, folder: str) -> None:
     with pytest.raises((KeyboardInterrupt, PoisonedError)):
         writer.write("two")
     writer._tracker.get_unique_ids = take
-    with pytest.raises((ValueError, PoisonedError), match="save a checkpoint, and give its name"):
+    for base in (None, "checkpoint-2"):
+        with pytest.raises(
+            (ValueError, PoisonedError), match="make a new DeltaWriter on all ranks"
+        ):
+            writer.write("two", base)
+    again = DeltaWriter(training.model, folder)
+    with pytest.raises(ValueError, match=r"another DeltaWriter was made"):
         writer.write("two")
     before = training.weights()  # as a checkpoint
     training.train(1)
-    writer.write("three", base="checkpoint-2")
+    again.write("three", base="checkpoint-2")
     check_delta(Path(folder) / "three.delta", before, training.weights())
 
 
 def test_ids_that_an_interrupt_has_lost_are_not_passed_over(tmp_path: Path) -> None:
     run(2, lose_ids, str(tmp_path))
+
+
+def strike_writes(rank: int, folder: str, step: int) -> None:
+    """Strikes at places of `write`. Each delta that is there leads on from its base."""
+    training = Training(rank, "torchrec")
+    known = {"checkpoint": training.weights()}
+
+    def check_all() -> None:
+        for path in Path(folder).glob("[!.]*"):
+            with Delta(path) as delta:
+                version, base = delta.version, delta.base
+            if version not in known:
+                known[version] = now
+                check_delta(path, known[base], now)
+
+    writer, base, number = DeltaWriter(training.model, folder), "checkpoint", 0
+    training.train(1)
+    now = training.weights()
+    places = places_of(lambda: writer.write("0", "checkpoint"))
+    check_all()
+    assert len(places) > 60
+    for place, error in zip(some_of(places, step), cycle([KeyboardInterrupt, OSError])):
+        for struck in (True, False):
+            number += 1
+            training.train(1)
+            now = training.weights()
+
+            def write(writer: DeltaWriter = writer, number: int = number) -> None:
+                writer.write(str(number))
+
+            if struck:
+                strike(write, place, error)
+                check_all()
+                continue
+            try:
+                write()
+            except ValueError as lost:
+                assert "was interrupted" in str(lost), place
+                writer, base = DeltaWriter(training.model, folder), f"checkpoint-{number}"
+                known[base] = now
+                training.train(1)
+                now = training.weights()
+                writer.write(str(number), base)
+            assert (Path(folder) / f"{number}.delta").exists(), place
+            check_all()
+
+
+def test_an_exception_at_any_line_of_a_write(tmp_path: Path) -> None:
+    run(1, strike_writes, str(tmp_path), 3)
 
 
 def die_before_the_others_are_done(rank: int, folder: str) -> None:

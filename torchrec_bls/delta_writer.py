@@ -57,13 +57,11 @@ class _Asked(NamedTuple):
         version: name of the new version.
         base: version that the delta is applied to.
         digits: what tells the version from others of its name, if this is rank 0.
-        may_lack_ids: whether older ids may be unknown here.
     """
 
     version: str
     base: str
     digits: str
-    may_lack_ids: bool
 
 
 class DeltaWriter:
@@ -105,6 +103,8 @@ class DeltaWriter:
         self._tables = _tables_of(model, self._tracker)
         # The last writer of a model has its ids.
         self._mark = self._tracker.bls_writer = object()
+        self._tracker.clear()
+        self._tracker.step()  # what is looked up from now on is not what was read before
         # Ids that are in no delta yet, within the rank's shard, by the table's name in the tracker.
         self._touched: dict[str, torch.Tensor] = {}
         # Whether some have left the tracker, and may have gone nowhere.
@@ -133,8 +133,9 @@ class DeltaWriter:
 
         Raises:
             ValueError: a name can't be one; the folder is there already; there is no base; the base
-                is older than the last `write`, or the ranks give different ones. Or an earlier call
-                was interrupted, so that rows are unknown: give a checkpoint that was saved since.
+                is older than the last `write`, or the ranks give different ones. Or a signal has
+                interrupted an earlier call, so that rows may be unknown; or there is another
+                DeltaWriter of the model. All ranks make a new one then.
             OSError: this rank can't write.
             PoisonedError: another rank has failed; the text says how.
         """
@@ -146,9 +147,6 @@ class DeltaWriter:
                 f"the ranks write deltas of other versions or bases, {sorted(given)}: give the "
                 "same on all ranks, and the name of a new checkpoint as base"
             )
-        if any(each.may_lack_ids for each in asked):
-            # The base has the rows of all ids that are older, and all ranks have the same ones.
-            self._touched, self._may_lack_ids = {}, False
         known_base, digits = asked[0].base, asked[0].digits
         head = Head(f"{version}@{digits}", known_base, self._rank, self._ranks)
         folder = self._directory / f".{version}{DELTA_SUFFIX}.{digits}"
@@ -195,6 +193,11 @@ class DeltaWriter:
         """Returns what this rank is asked for."""
         if self._tracker.bls_writer is not self._mark:
             raise ValueError("another DeltaWriter was made for this model, and has its ids: use it")
+        if self._may_lack_ids:
+            raise ValueError(
+                "an earlier write was interrupted, and not all rows are known that have changed: "
+                "make a new DeltaWriter on all ranks, and then save a checkpoint as base"
+            )
         check_is_version(version)
         if "/" in version or version[0] == "." or len(version.encode()) > 64 - 1 - _DIGITS:
             raise ValueError(
@@ -208,11 +211,6 @@ class DeltaWriter:
                 f"base is {base!r}, but rows that have changed since that version are in a later "
                 f"delta: give the version of the last one, {self._last!r}, or a newer checkpoint"
             )
-        if self._may_lack_ids and base in (None, self._last):
-            raise ValueError(
-                "an earlier write was interrupted, and the rows since the last one are not all "
-                "known: save a checkpoint, and give its name as base"
-            )
         known = base or self._last
         if known is None:
             raise ValueError("there is no delta yet: give the name of a checkpoint as base")
@@ -220,7 +218,7 @@ class DeltaWriter:
             self._directory.mkdir(parents=True, exist_ok=True)
             if self._path_of(version).exists():
                 raise ValueError(f"{self._path_of(version)} is there already: give a new name")
-        return _Asked(version, known, digits, self._may_lack_ids)
+        return _Asked(version, known, digits)
 
     def _path_of(self, version: str) -> Path:
         return self._directory / f"{version}{DELTA_SUFFIX}"

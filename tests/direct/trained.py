@@ -1,6 +1,6 @@
 """A model that two ranks train with TorchRec or this package, and whose rows are tracked."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,12 @@ SHARDERS = {
 # Rows of each table, by the way that it is sharded. Those of two ranks are not the same number.
 ROWS = {"tw": 41, "rw": 57, "cw": 64, "twrw": 33, "dp": 19}
 DIM = 8
-WAYS: dict[str, Any] = {
-    "tw": table_wise(rank=1),
-    "rw": row_wise(),
-    "cw": column_wise(ranks=[1, 0]),
-    "twrw": table_row_wise(host_index=0),
-    "dp": data_parallel(),
+WAYS: dict[str, Callable[[int], Any]] = {
+    "tw": lambda ranks: table_wise(rank=ranks - 1),
+    "rw": lambda _: row_wise(),
+    "cw": lambda ranks: column_wise(ranks=[ranks - 1, 0]),
+    "twrw": lambda _: table_row_wise(host_index=0),
+    "dp": lambda _: data_parallel(),
 }
 # TorchRec shards no sequences by tables and rows, and FBGEMM's dense kernel mishandles them.
 BAGS, SEQUENCES = list(ROWS), ["tw", "rw", "cw"]
@@ -117,7 +117,7 @@ def sharded(sharders: str) -> DistributedModelParallel:
     ):
         plan = construct_module_sharding_plan(
             getattr(model, name),
-            {f"{prefix}_{way}": WAYS[way] for way in ways},
+            {f"{prefix}_{way}": WAYS[way](dist.get_world_size()) for way in ways},
             sharder=sharder,
             world_size=dist.get_world_size(),
             local_size=dist.get_world_size(),

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 
 from tests.direct.at_every_line import places_of, some_of, strike
@@ -70,6 +70,30 @@ def write_what_has_changed(rank: int, folder: str, sharders: str) -> None:
 @pytest.mark.parametrize("sharders", SHARDERS)
 def test_a_delta_leads_from_the_version_before_to_this_one(tmp_path: Path, sharders: str) -> None:
     run(2, write_what_has_changed, str(tmp_path / "made" / "by it"), sharders)
+
+
+def train_with_bad_ids(rank: int, folder: str) -> None:
+    """fbgemm takes row 0 for them, and trains it."""
+    training = Training(rank, "torchrec")
+    writer = DeltaWriter(training.model, folder)
+    before = training.weights()
+    batch = training.batch_of(1, rank)
+    ids = batch.values().clone()
+    of_first = int(batch["f_tw"].lengths().sum())
+    assert of_first > 1
+    ids[1:of_first] = 1000
+    bad = KeyedJaggedTensor(batch.keys(), ids, lengths=batch.lengths())
+    training.batch_of = lambda *_: bad  # type: ignore[method-assign]
+    training.train(1)
+    now = training.weights()
+    table = "bags.embedding_bags.b_tw.weight"
+    assert not torch.equal(before[table][0], now[table][0])
+    writer.write("one", base="checkpoint")
+    check_delta(Path(folder) / "one.delta", before, now)
+
+
+def test_ids_that_are_out_of_range(tmp_path: Path) -> None:
+    run(2, train_with_bad_ids, str(tmp_path))
 
 
 def look_up_without_forwards(rank: int, folder: str) -> None:

@@ -182,6 +182,29 @@ def test_a_rank_that_fails_leaves_nothing_and_loses_nothing(tmp_path: Path) -> N
     run(2, write_in_spite_of_failures, str(tmp_path))
 
 
+def write_after_a_reshard(rank: int, folder: str) -> None:
+    training = Training(rank, "torchrec")
+    writer = DeltaWriter(training.model, folder)
+    training.train(1)
+    shards_of = module._shards_of
+
+    def moved(*args: Any) -> Any:
+        for shard in shards_of(*args):
+            yield shard._replace(first_row=shard.first_row + 1)
+
+    if rank == 1:
+        module._shards_of = moved
+    for _ in range(2):
+        with pytest.raises((ValueError, PoisonedError), match="was sharded anew"):
+            writer.write("one", base="checkpoint")
+    dist.barrier()
+    assert list(Path(folder).iterdir()) == []
+
+
+def test_ids_of_other_shards_are_written_nowhere(tmp_path: Path) -> None:
+    run(2, write_after_a_reshard, str(tmp_path))
+
+
 def lose_ids(rank: int, folder: str) -> None:
     training = Training(rank, "torchrec")
     writer = DeltaWriter(training.model, folder)

@@ -35,11 +35,13 @@ class _Table(NamedTuple):
         tracked_as: its name in the tracker.
         changes_whole: whether a step may change rows that no batch has looked up.
         is_replicated: whether each rank has it whole.
+        places: first row, first column and sizes of this rank's shards.
     """
 
     tracked_as: str
     changes_whole: bool
     is_replicated: bool
+    places: list[tuple[int, int, torch.Size]]
 
 
 class _Shard(NamedTuple):
@@ -134,8 +136,8 @@ class DeltaWriter:
         Raises:
             ValueError: a name can't be one; the folder is there already; there is no base; the base
                 is older than the last `write`, or the ranks give different ones. Or a signal has
-                interrupted an earlier call, so that rows may be unknown; or there is another
-                DeltaWriter of the model. All ranks make a new one then.
+                interrupted an earlier call, so that rows may be unknown; the model was sharded
+                anew; or there is another DeltaWriter of it. All ranks make a new one then.
             OSError: this rank can't write.
             PoisonedError: another rank has failed; the text says how.
         """
@@ -265,6 +267,11 @@ class DeltaWriter:
 
     def _part_of(self, name: str, table: _Table, shards: list[_Shard]) -> TablePart | None:
         """Returns the new rows in this rank's shards of a table; None: there are none."""
+        if _places(shards) != table.places:
+            raise ValueError(
+                f"'{name}' was sharded anew, and its ids are those of the old shards: make a new "
+                "DeltaWriter on all ranks, and then save a checkpoint as base"
+            )
         if len({shard.first_row for shard in shards}) > 1:
             raise ValueError(
                 f"'{name}' has shards of different rows on rank {self._rank}, and the tracker does "
@@ -355,8 +362,8 @@ def _tables_of(model: Any, tracker: Any) -> dict[str, _Table]:
                 f"plan it with one of {(*_BY_ROWS, _DENSE)}"
             )
         changes_whole = is_replicated or planned.compute_kernel == _DENSE
-        tables[name] = _Table(tracked_as, changes_whole, is_replicated)
-        list(_shards_of(name, state[name]))
+        places = _places(_shards_of(name, state[name]))
+        tables[name] = _Table(tracked_as, changes_whole, is_replicated, places)
     for path, module in model.module.named_modules():
         below = [] if not isinstance(module, ShardedModule) else _below(path, state)
         if unknown := sorted(set(below) - tables.keys()):
@@ -383,6 +390,10 @@ def _shards_of(name: str, value: Any) -> Iterator[_Shard]:
         yield _Shard(0, 0, value)
     else:
         raise ValueError(f"'{name}' is a {type(value).__name__}: shard without DTensors")
+
+
+def _places(shards: Iterable[_Shard]) -> list[tuple[int, int, torch.Size]]:
+    return [(shard.first_row, shard.first_column, shard.rows.shape) for shard in shards]
 
 
 def _dense_of(state: Mapping[str, Any], tables: Mapping[str, _Table]) -> dict[str, torch.Tensor]:

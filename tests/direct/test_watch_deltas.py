@@ -65,6 +65,29 @@ def watched(kept: Keeper, folder: Path) -> Iterator[Watch]:
         yield made
 
 
+def test_a_delta_that_does_not_pass_its_probe_is_not_served(kept: Keeper, folder: Path) -> None:
+    def probe(model: torch.nn.Module) -> bool:
+        return bool((model(IDS) < 5).all())
+
+    write(folder / "step-1", 1, 100)
+    ids = type(IDS)(["f"], ALL, lengths=torch.ones(5, dtype=torch.int64))
+    with kept.watch(folder, probe=probe) as watched, torch.no_grad():
+        assert watched.look() and shown(kept) == 1
+        # The second one of each kind is written to the side that the first one has left.
+        for number in (2, 3):
+            base = kept.version
+            write_delta(folder, f"bad-{number}", base, 100 * number, {TABLE: rows(7, ALL[:3])})
+            assert not watched.look() and kept.version == base
+            assert (
+                "bad" in watched.problem and "does not pass: it returned False" in watched.problem
+            )
+            good = write_delta(
+                folder, f"good-{number}", base, 100 * number + 1, {TABLE: rows(number, ALL[2:3])}
+            )
+            assert watched.look() and kept.version == good
+            assert kept.model(ids)[:, 0].tolist() == [1, 1, number, 1, 1]
+
+
 def test_a_chain_is_followed_by_its_bases(kept: Keeper, folder: Path, watched: Watch) -> None:
     """Not by times or names. Each step has its own rows."""
     write(folder / "step-1", 1, 100)

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
+from torchrec_bls.checkpoints import DELTA_SUFFIX, Head, TablePart, write_part
+
 ROWS = {"user": 50, "item": 200, "category": 7}
 FEATURES = list(ROWS)
 DENSE = 3
@@ -95,13 +97,33 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 
 def write_checkpoint(folder: Path, version: int, *, nan: bool = False) -> Path:
     """Writes a checkpoint, which is seen whole or not at all."""
-    made = dict(weights(version))
-    if nan:
-        made["layer.bias"] = made["layer.bias"] * float("nan")
+    made = _weights_or_nan(version, nan)
     hidden = folder / f".{version}"
     hidden.mkdir()
     torch.save(made, hidden / "weights.pt")
     return hidden.rename(folder / f"v{version}")
+
+
+def _weights_or_nan(version: int, nan: bool) -> dict[str, torch.Tensor]:
+    made = dict(weights(version))
+    if nan:
+        made["layer.bias"] = made["layer.bias"] * float("nan")
+    return made
+
+
+def write_delta(folder: Path, version: int, base: str, *, nan: bool = False) -> Path:
+    """Writes a delta of all rows and dense weights, which is seen whole or not at all."""
+    made = _weights_or_nan(version, nan)
+    tables = {
+        name: TablePart(torch.arange(len(value)), {0: value})
+        for name, value in made.items()
+        if name.startswith("tables.")
+    }
+    dense = {name: value for name, value in made.items() if name not in tables}
+    hidden = folder / f".{version}"
+    hidden.mkdir()
+    write_part(hidden, Head(f"v{version}", base, rank=0, ranks=1), tables, dense)
+    return hidden.rename(folder / f"v{version}{DELTA_SUFFIX}")
 
 
 Bags = Mapping[str, Sequence[Sequence[int]]]

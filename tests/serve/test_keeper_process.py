@@ -106,10 +106,27 @@ def test_a_keeper_that_can_not_be_started_is_tried_again(watched: Running):
     served(watched)
 
 
-def test_a_version_without_scores_is_not_served(watched: Running, folder: Path):
-    before = served(watched)
+def test_deltas_are_served_one_after_the_other(watched: Running, folder: Path):
     with asked_all_the_while(watched):
-        ranker.write_checkpoint(folder / "new", before + 1, nan=True)
+        for _ in range(3):
+            before = served(watched)
+            [version] = watched.get(f"/v2/models/{watched.name}")["versions"]
+            ranker.write_delta(folder / "new", before + 1, version)
+            until(lambda expected=before + 1: served(watched) == expected)
+        # A checkpoint goes on from there.
+        ranker.write_checkpoint(folder / "new", before + 2)
+        until(lambda: served(watched) == before + 2)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "delta"])
+def test_a_version_without_scores_is_not_served(watched: Running, folder: Path, kind: str):
+    before = served(watched)
+    [version] = watched.get(f"/v2/models/{watched.name}")["versions"]
+    with asked_all_the_while(watched):
+        if kind == "checkpoint":
+            ranker.write_checkpoint(folder / "new", before + 1, nan=True)
+        else:
+            ranker.write_delta(folder / "new", before + 1, version, nan=True)
         until(lambda: watched.metric("torchrec_bls_refresh_problem") == 1)
         assert served(watched) == before
         assert watched.metric("torchrec_bls_failed_refreshes_total") >= 1

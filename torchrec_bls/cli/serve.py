@@ -84,8 +84,8 @@ def add_command(commands: Any) -> None:
         "--watch",
         type=Path,
         metavar="DIR",
-        help="serve each new checkpoint of this directory once it is complete and has passed a "
-        "made-up request",
+        help="serve each new checkpoint or delta of this directory once it is complete and has "
+        "passed a made-up request",
     )
     refreshes(
         "--drain",

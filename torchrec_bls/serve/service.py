@@ -32,7 +32,8 @@ class Service:
             quantized, and may be on the device "meta".
         checkpoint: path of a checkpoint with all weights, see `keeper`.
         contract: what is promised to callers.
-        watch: directory whose new checkpoints are served as they come, see `watch`. None: none.
+        watch: directory whose new checkpoints and deltas are served as they come, see
+            `torchrec_bls.watch`. None: none.
         drain: whether a version is let go of before the next one is made, on a host that can't hold
             two. Requests are refused meanwhile.
         name: name of the model in requests. None: the last name of the module of `build`.

@@ -191,6 +191,7 @@ class Keeper:
         version: str,
         base: str,
         dense: Mapping[str, Any] | None = None,
+        probe: Probe | None = None,
         deadline: float = _DEADLINE,
     ) -> Publication:
         """Publishes rows of some tables and dense weights, and returns when this process has let go
@@ -201,6 +202,7 @@ class Keeper:
             version: see `torchrec_bls.publish_rows`.
             base: see `torchrec_bls.publish_rows`.
             dense: see `torchrec_bls.publish_rows`.
+            probe: see `torchrec_bls.publish_rows`.
             deadline: see `torchrec_bls.publish_rows`. Again so many seconds until the version is
                 mapped.
 
@@ -213,7 +215,13 @@ class Keeper:
         check_deadline(deadline)
         self._refuse_closed()
         publication = publish_rows(
-            self.model, rows, version=version, base=base, dense=dense, deadline=deadline
+            self.model,
+            rows,
+            version=version,
+            base=base,
+            dense=dense,
+            probe=probe,
+            deadline=deadline,
         )
         self._go_over(publication, deadline)
         return publication
@@ -262,7 +270,7 @@ class Keeper:
         def publish_delta(kept: Keeper, found: FoundDelta, base: str) -> None:
             rows, dense = found.read(kept.model)
             kept.publish_rows(
-                rows, version=found.version, base=base, dense=dense, deadline=deadline
+                rows, version=found.version, base=base, dense=dense, probe=probe, deadline=deadline
             )
 
         made = Watch(

@@ -364,21 +364,20 @@ def watch(
     serves.
 
     Each child of the directory is a checkpoint, as soon as it is complete, or a delta if its name
-    ends in `.delta`. The newest one is
-    published, as a version that is named after it, if it is newer than what was published here. The
-    time counts at which its last file was written; names count where times are equal. So a version
-    is never replaced by an older one, whatever is deleted. A checkpoint that can't be published is
-    logged once and tried again when its files change; the one before it is published if that is
-    newer than what serves. Until then the old version serves. With `drain` a checkpoint that
-    readers did not let go for is not tried again either, and the last one is published again if a
-    newer one has left nothing to serve.
+    ends in `.delta`. The newest checkpoint is published, as a version that is named after it, if it
+    is newer than what was published here. The time counts at which its last file was written; names
+    count where times are equal. So a version is never replaced by an older one, whatever is
+    deleted. A checkpoint that can't be published is logged once and tried again when its files
+    change; the one before it is published if that is newer than what serves. Until then the old
+    version serves. With `drain` a checkpoint that readers did not let go for is not tried again
+    either, and the last one is published again if a newer one has left nothing to serve.
 
     A delta, which `DeltaWriter` writes, has the rows that have changed since its base. It is
     applied with `publish_rows` as soon as its base serves, and then deltas of that one. Its base is
     a version, or the name of a checkpoint's file or folder. That checkpoint must be older than the
     delta, since another one may have had its name. Deltas older than what serves are skipped. A
     newer one whose base nothing here leads to is logged once: the next checkpoint is waited for.
-    Deltas are not probed, drain nothing, and take memory for two copies of the tables.
+    Deltas drain nothing, and take memory for two copies of the tables.
 
     No file is ever deleted or changed.
 
@@ -415,7 +414,13 @@ def watch(
     def publish_delta(served: nn.Module, found: FoundDelta, base: str) -> None:
         rows, dense = found.read(served)
         publish_rows(
-            served, rows, version=found.version, base=base, dense=dense, deadline=deadline
+            served,
+            rows,
+            version=found.version,
+            base=base,
+            dense=dense,
+            probe=probe,
+            deadline=deadline,
         ).wait(deadline)
 
     def serving(served: nn.Module) -> str:

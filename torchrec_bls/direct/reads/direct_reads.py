@@ -167,7 +167,8 @@ class DirectReads(ABC, Generic[V]):
     def _aside(self, view: V, rows_read: torch.Tensor) -> Any:
         made = copy.copy(self)
         made.live, made.rank, made.followed, made._unpublished = None, None, True, None
-        made.last_version = made.pin = None
+        made.last_version = None
+        made.pin = lambda generation: generation  # whoever could write over it waits for the trial
         made._view, made.rows_read = view, rows_read
         return made
 

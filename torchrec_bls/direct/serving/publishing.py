@@ -138,6 +138,7 @@ def publish_rows(
     version: str,
     base: str,
     dense: Mapping[str, Any] | None = None,
+    probe: Probe | None = None,
     deadline: float = 60.0,
 ) -> Publication:
     """Announces a version of a model's weights that differs from the one before in some rows, and
@@ -162,6 +163,7 @@ def publish_rows(
         base: version that the rows were changed in, which must serve.
         dense: new dense weights by their names in the model's state dict, of the model's dtypes and
             shapes. They are copied. Those that are left out stay those of `base`. None: all stay.
+        probe: what the version must pass before it is announced, as for `publish`.
         deadline: seconds to wait for processes that are inside a batch of an older version, and for
             another thread of this process that publishes.
 
@@ -171,7 +173,8 @@ def publish_rows(
             version than `base` serves; `version` is no name, or that of `base`; a table is unknown;
             ids or rows have another dtype or shape than the table's; an id is out of range; rows
             have NaN or infinite weights; or a dense weight is unknown, has another dtype or shape,
-            or is refused by its module. Nothing is written.
+            or is refused by its module. Nothing is written. Or the version does not pass the
+            probe, and is not announced.
         RendezvousError: there is no memory for the copies. Nothing is written.
         PeerTimeoutError: processes that the text names are still inside a batch of an older
             version, or another thread of this process has not finished publishing. Nothing is
@@ -186,7 +189,7 @@ def publish_rows(
         whole = {f"{prefix}{name}": pair for name, pair in rows.items()}
         if dense is not None:
             dense = {f"{prefix}{name}": value for name, value in dense.items()}
-        return served.weights.publish_rows(version, base, whole, dense, deadline)
+        return served.weights.publish_rows(version, base, whole, dense, probe, deadline)
 
 
 def version_of(model: nn.Module) -> str:

@@ -4,7 +4,7 @@ docs/design/row-refresh.md describes the protocol, and says why no batch sees tw
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchrec_bls.direct.generation import Generation
@@ -19,6 +19,8 @@ from torchrec_bls.errors import PeerTimeoutError
 
 #: Dense weights by name; None: a version has none of its own, and readers keep what they have.
 Dense = Mapping[str, Any] | None
+#: Raises ValueError if a version may not serve: its serial number, parts and dense weights.
+Check = Callable[[int, Sequence[OwnerPart], Dense], None]
 
 # Seconds between two looks at the readers. A forward takes about as long.
 _PAUSE = 0.0005
@@ -51,6 +53,7 @@ class RowPublisher:
         base: str,
         rows: Mapping[str, Any],
         dense_after: Callable[[Dense], Dense],
+        check: Check,
         deadline: float,
     ) -> Publication:
         """Publishes rows; see the function `publish_rows`.
@@ -61,6 +64,7 @@ class RowPublisher:
             rows: see `publish_rows`.
             dense_after: function that returns the dense weights of the new version, from those that
                 were published with `base`. It raises ValueError if there can be none.
+            check: called with the new version before it is announced.
             deadline: see `publish_rows`.
         """
         deltas = deltas_of(self._tables, rows)
@@ -79,6 +83,7 @@ class RowPublisher:
             serving = self._publisher.follower.newest
             dense = dense_after(serving[0].parts[OWNER].dense_weights())
             parts = self._parts(version, serving, deltas, dense, end, deadline)
+            check(serial, parts, dense)
             self._publisher.announce(OWNER, serial, version, parts, end)
             for copies, of_module in zip(self._copies, deltas, strict=True):
                 copies.announced(of_module)

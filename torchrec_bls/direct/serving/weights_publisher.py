@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchrec_bls.direct.new_weights import named_source
+from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
 from torchrec_bls.direct.serving.dense_versions import DenseVersions
@@ -114,9 +115,7 @@ class WeightsPublisher:
                     with named_source(state_dict):
                         parts = self._publisher.create(rank, version, contents, dense, before)
                 if probe is not None:
-                    generations = self._publisher.generations(version, serial, parts)
-                    self._trial.check(probe, version, generations, dense)
-                    del generations
+                    self._try(probe, version, serial, parts, dense)
             self._dense_versions.keep(serial, version, dense)
             for reads, count in zip(self._reads, writes, strict=True):
                 if reads.live is not None:
@@ -130,10 +129,13 @@ class WeightsPublisher:
         base: str,
         rows: Mapping[str, Any],
         dense: Mapping[str, Any] | None,
+        probe: Probe | None,
         deadline: float,
     ) -> Publication:
         """Publishes some rows; see the function `publish_rows`."""
         self._own_rank()
+        if probe is not None:
+            check_is_probe(probe)
         owners = self._reads[0].tables.owners
         if owners > 1:
             raise ValueError(
@@ -151,7 +153,12 @@ class WeightsPublisher:
             self._dense_versions.drop(self._publisher.versions.serial + 1)
             return before if dense is None else self._changed_dense(base, before, dense)
 
-        return self._rows.publish(version, base, rows, dense_after, deadline)
+        def check(serial: int, parts: Sequence[OwnerPart], new: Dense) -> None:
+            if probe is not None:
+                state = self._new_dense(None) if new is None else new
+                self._try(probe, version, serial, parts, state)
+
+        return self._rows.publish(version, base, rows, dense_after, check, deadline)
 
     def give_up_copies(self) -> None:
         """Lets go of the copies of tables that got rows, for a process that publishes no more."""
@@ -170,6 +177,18 @@ class WeightsPublisher:
                 "the place of a rank that is gone, or publish(owner=...) on its behalf"
             )
         return self.rank
+
+    def _try(
+        self,
+        probe: Probe,
+        version: str,
+        serial: int,
+        parts: Sequence[OwnerPart],
+        dense: Mapping[str, Any],
+    ) -> None:
+        """Raises ValueError if a version that nobody knows yet does not pass its probe."""
+        generations = self._publisher.generations(version, serial, parts)
+        self._trial.check(probe, version, generations, dense)
 
     def _refuse_probe(self, probe: Probe, state_dict: Mapping[str, Any] | None) -> None:
         check_is_probe(probe)

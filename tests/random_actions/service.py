@@ -33,6 +33,8 @@ WORKERS = ["worker 1", "worker 2"]
 # Bytes and descriptors by which processes may grow, from a tenth of the actions on: what grows with
 # each action grows by more.
 _MOST_GROWTH, _MOST_DESCRIPTORS = 64 << 20, 40
+# Seconds for which a service at rest uses the same, and bytes by which that may differ.
+_AT_REST_S, _STAYS = 2.0, 1 << 20
 # Where the service has its temporary files: if this is root, on a disk that is soon full.
 SMALL = "small"
 
@@ -46,12 +48,13 @@ class Life:
         seed: seed of all that happens.
 
     Attributes:
+        service: see above.
         done: how many actions of each kind.
     """
 
     def __init__(self, service: Running, folder: Path, seed: int) -> None:
         self.done: Counter[str] = Counter()
-        self._service = service
+        self.service = service
         self._folder = folder
         self._random = random.Random(seed)
         self._version = 1
@@ -84,7 +87,7 @@ class Life:
 
     def ask(self) -> None:
         case, way = self._random.choice(CASES), self._random.choice(WAYS)
-        answer = way(self._service, case.ragged(), parameters=PATIENT)
+        answer = way(self.service, case.ragged(), parameters=PATIENT)
         version = int(answer.version.partition("@")[0].removeprefix("v"))
         assert version <= self._version
         for name, values in case.scores(version).items():
@@ -104,7 +107,7 @@ class Life:
             ]
         )
         try:
-            way(self._service, wrong, parameters=PATIENT)
+            way(self.service, wrong, parameters=PATIENT)
         except Refused as refused:
             assert refused.status in (400, "INVALID_ARGUMENT"), refused
         else:
@@ -113,20 +116,20 @@ class Life:
     def leave(self) -> None:
         """A caller goes away, at any point of its request."""
         body = json.dumps(json_of(self._random.choice(CASES).ragged())).encode()
-        head = f"POST {self._service.infer_path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {self.service.infer_path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
         whole = head.encode() + body
-        with self._service.connect() as connection:
+        with self.service.connect() as connection:
             connection.sendall(whole[: self._random.randrange(len(whole) + 1)])
 
     def be_slow(self) -> None:
         """A caller sends its request in pieces."""
         body = json.dumps(json_of(self._random.choice(CASES).ragged())).encode()
         head = (
-            f"POST {self._service.infer_path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"POST {self.service.infer_path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         whole = head.encode() + body
-        with self._service.connect() as connection:
+        with self.service.connect() as connection:
             for _ in range(3):
                 cut = self._random.randrange(len(whole))
                 connection.sendall(whole[:cut])
@@ -140,7 +143,7 @@ class Life:
 
     def look(self) -> None:
         for path in ("/", "/metrics", "/v2", "/openapi.json", "/v2/health/ready"):
-            assert self._service.request("GET", path)[0] == 200, path
+            assert self.service.request("GET", path)[0] == 200, path
 
     def refresh(self) -> None:
         self._version += 1
@@ -178,20 +181,20 @@ class Life:
         self._replace("front", signal.SIGKILL)
 
     def renew(self) -> None:
-        before = [self._service.only(each) for each in ("zygote", *WORKERS)]
-        self._service.process.send_signal(signal.SIGHUP)
+        before = [self.service.only(each) for each in ("zygote", *WORKERS)]
+        self.service.process.send_signal(signal.SIGHUP)
         self._ask_until(lambda: not any(is_alive(each) for each in before) and self._is_whole())
 
     def renew_in_vain(self) -> None:
-        before = self._service.log.count("workers are not replaced")
+        before = self.service.log.count("workers are not replaced")
         (self._folder / "raise").touch()
-        self._service.process.send_signal(signal.SIGHUP)
-        self._ask_until(lambda: self._service.log.count("workers are not replaced") > before)
+        self.service.process.send_signal(signal.SIGHUP)
+        self._ask_until(lambda: self.service.log.count("workers are not replaced") > before)
         (self._folder / "raise").unlink()
 
     def lack_descriptors(self) -> None:
         """A worker can accept no connections for a while; those of the front go on."""
-        worker = self._service.only(self._random.choice(WORKERS))
+        worker = self.service.only(self._random.choice(WORKERS))
         limit = resource.prlimit(worker, resource.RLIMIT_NOFILE)
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (3, limit[1]))
         for _ in range(10):
@@ -202,8 +205,8 @@ class Life:
 
     def lack_room(self) -> None:
         """No file can be written for a while, in which the front dies."""
-        failures = self._service.log.count("the front can't be started")
-        before = self._service.only("front")
+        failures = self.service.log.count("the front can't be started")
+        before = self.service.only("front")
         for each in (self._folder / SMALL).glob("*/haproxy.cfg"):
             each.unlink()  # else there is room where it was
         filler = self._folder / SMALL / "filler"
@@ -211,17 +214,17 @@ class Life:
             while True:
                 file.write(bytes(512))
         os.kill(before, signal.SIGKILL)
-        until(lambda: self._service.log.count("the front can't be started") > failures)
+        until(lambda: self.service.log.count("the front can't be started") > failures)
         filler.unlink()
-        until(lambda: self._service.named("front") not in ([], [before]))
+        until(lambda: self.service.named("front") not in ([], [before]))
         self._ask_until(self._is_whole)
 
     def _replace(self, name: str, how: int) -> None:
-        before = self._service.only(name)
+        before = self.service.only(name)
         os.kill(before, how)
         if name == "front":  # what it holds is lost, and others wait
             until(lambda: not is_alive(before))
-        self._ask_until(lambda: self._service.named(name) not in ([], [before]))
+        self._ask_until(lambda: self.service.named(name) not in ([], [before]))
         self._ask_until(self._is_whole)
 
     def _ask_until(self, condition: Callable[[], bool]) -> None:
@@ -232,20 +235,20 @@ class Life:
 
     def _is_whole(self) -> bool:
         with suppress(AssertionError):
-            return self._service.metric('torchrec_bls_workers{state="ready"}', of=min) == 2
+            return self.service.metric('torchrec_bls_workers{state="ready"}', of=min) == 2
         return False
 
     def _serves(self) -> int:
         self.ask()
-        [version] = self._service.get(f"/v2/models/{self._service.name}")["versions"]
+        [version] = self.service.get(f"/v2/models/{self.service.name}")["versions"]
         return int(version.partition("@")[0].removeprefix("v"))
 
     def _is_not_served(self) -> None:
-        until(lambda: self._service.metric("torchrec_bls_refresh_problem", of=max) == 1)
+        until(lambda: self.service.metric("torchrec_bls_refresh_problem", of=max) == 1)
         self.ask()
         # The next one is.
         self.refresh()
-        until(lambda: self._service.metric("torchrec_bls_refresh_problem", of=max) == 0)
+        until(lambda: self.service.metric("torchrec_bls_refresh_problem", of=max) == 0)
 
     def _write(self, *, nan: bool) -> None:
         self._written.append(ranker.write_checkpoint(self._folder / "new", self._version, nan=nan))
@@ -265,6 +268,22 @@ def used(service: Running) -> tuple[int, int]:
             size += 1024 * int(lines[0].split()[1])
             descriptors += sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
     return size, descriptors
+
+
+def used_at_rest(life: Life) -> tuple[int, int]:
+    """Returns what a service uses whose workers are forks of the zygote that is there, once that
+    stays as it is: those of an earlier one share no memory with it."""
+    life.renew()
+    service = life.service
+    end = time.monotonic() + RENEWAL
+    found, since = used(service), time.monotonic()
+    while time.monotonic() < since + _AT_REST_S:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+        now = used(service)
+        if abs(now[0] - found[0]) > _STAYS or now[1] != found[1]:
+            found, since = now, time.monotonic()
+    return found
 
 
 @contextmanager
@@ -303,20 +322,20 @@ def live(folder: Path, seed: int, actions: int) -> Counter[str]:
     or grew."""
     with living(folder, seed) as life:
         until(life._is_whole)
-        before = used(life._service)
+        before = used_at_rest(life)
         for number in range(actions):
             try:
                 life.act()
             except BaseException:
                 print(f"seed {seed}, action {number}", file=sys.stderr)
-                print(life._service.log[-5000:], file=sys.stderr)
+                print(life.service.log[-5000:], file=sys.stderr)
                 raise
             if number == actions // 10:
-                before = used(life._service)
+                before = used_at_rest(life)
             if sys.stderr.isatty() and number % 100 == 0:
                 print(f"\r{number} of {actions}", end="", file=sys.stderr)
         until(life._is_whole)
-        size, descriptors = used(life._service)
+        size, descriptors = used_at_rest(life)
         assert size - before[0] < _MOST_GROWTH, (before, size)
         assert descriptors - before[1] < _MOST_DESCRIPTORS, (before, descriptors)
         return life.done

@@ -163,8 +163,9 @@ def expected(
 
 def _hold() -> None:
     folder = Path(os.environ.get(HOLD, "/nonexistent"))
-    # Keepers have a lower priority.
-    file = folder / (KEEPER if os.nice(0) else SERVICE)
+    # Keepers give way as a whole, zygotes in the thread that makes the model alone.
+    is_keeper = os.getpriority(os.PRIO_PROCESS, os.getpid()) > 0
+    file = folder / (KEEPER if is_keeper else SERVICE)
     if file.exists():
         (folder / HELD).touch()
         end = time.monotonic() + 60

@@ -47,7 +47,7 @@ def asked_all_the_while(service: Running) -> Iterator[None]:
             while not ends.is_set():
                 served(service)
                 version_in(by_grpc(service, CASE.ragged()))
-                time.sleep(0.01)  # a keeper is made when nobody else needs the processor
+                time.sleep(0.01)  # a keeper gives way to whoever asks
         except Exception as error:
             failures.append(error)
 

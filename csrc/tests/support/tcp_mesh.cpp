@@ -57,8 +57,8 @@ std::vector<std::vector<Descriptor>> tcp_sockets(int world_size, int buffer_byte
   return sockets;
 }
 
-Transports tcp_transports(const Setup& setup) {
-  auto sockets = tcp_sockets(setup.world_size);
+Transports tcp_transports(const Setup& setup, int buffer_bytes) {
+  auto sockets = tcp_sockets(setup.world_size, buffer_bytes);
   Transports transports;
   for (int rank = 0; rank < setup.world_size; ++rank) {
     const RingShape shape{rank, setup.world_size, setup.slot_count(), setup.slot_bytes};

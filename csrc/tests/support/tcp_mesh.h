@@ -16,7 +16,7 @@ std::pair<Descriptor, Descriptor> tcp_pair(int buffer_bytes = 0);
 std::vector<std::vector<Descriptor>> tcp_sockets(int world_size, int buffer_bytes = 0);
 
 /// Transports over such connections.
-Transports tcp_transports(const Setup& setup);
+Transports tcp_transports(const Setup& setup, int buffer_bytes = 0);
 /// Two ranks on each host share memory, and TCP joins the hosts.
 Transports tcp_between_hosts(const Setup& setup);
 

@@ -39,7 +39,7 @@ void choose_transport() {
   if (transport == "heap") {
     default_transports() = heap_transports;
   } else if (transport == "tcp") {
-    default_transports() = tcp_transports;
+    default_transports() = [](const Setup& setup) { return tcp_transports(setup); };
   } else if (transport == "tcp_between_hosts") {
     default_transports() = tcp_between_hosts;
 #ifdef BLS_WITH_VERBS

@@ -23,17 +23,8 @@ using namespace bls::testing;
 
 namespace {
 
-/// Transports whose connections hold little.
-Transports with_small_buffers(const Setup& setup) {
-  auto sockets = tcp_sockets(setup.world_size, 4096);
-  Transports transports;
-  for (int rank = 0; rank < setup.world_size; ++rank) {
-    const RingShape shape{rank, setup.world_size, setup.slot_count(), setup.slot_bytes};
-    transports.push_back(std::make_unique<TcpTransport>(
-        std::move(sockets[static_cast<size_t>(rank)]), shape, setup.deadline));
-  }
-  return transports;
-}
+/// Bytes that the kernel keeps of a connection: little.
+constexpr int kSmallBuffer = 4096;
 
 /// A rank, and the other end of its connection to rank 1, which no transport has.
 struct Half {
@@ -68,7 +59,7 @@ struct Half {
 
 TEST_CASE("two ranks send each other much more than the connection holds") {
   const Setup setup{.bound = 1, .slot_bytes = kMinSlotBytes};
-  Ranks ranks(setup, with_small_buffers(setup));
+  Ranks ranks(setup, tcp_transports(setup, kSmallBuffer));
   const std::string large(8 << 20, 'x');
   ranks.run([&](int rank, Channel& channel) {
     for (int round = 0; round < 3; ++round) {
@@ -82,7 +73,7 @@ TEST_CASE("two ranks send each other much more than the connection holds") {
 
 TEST_CASE("a post does not wait for the connection") {
   const Setup setup{.bound = 1, .slot_bytes = kMinSlotBytes};
-  Ranks ranks(setup, with_small_buffers(setup));
+  Ranks ranks(setup, tcp_transports(setup, kSmallBuffer));
   const std::string large(8 << 20, 'x');
   // Of one thread: whoever waited for the other would wait for ever.
   for (int rank = 0; rank < 2; ++rank) post_text(ranks[rank], large);
@@ -96,7 +87,7 @@ TEST_CASE("a post does not wait for the connection") {
 }
 
 TEST_CASE("a rank that computes takes large messages all the same") {
-  Half half({.slot_bytes = kMinSlotBytes}, 4096);
+  Half half({.slot_bytes = kMinSlotBytes}, kSmallBuffer);
   const std::vector<char> large(8 << 20, 'x');
   const auto bytes = static_cast<uint32_t>(large.size());
   const auto say_large = [&](uint64_t number) {
@@ -119,7 +110,7 @@ TEST_CASE("a rank that computes takes large messages all the same") {
 
 TEST_CASE("poison passes a large message by") {
   const Setup setup{.slot_bytes = kMinSlotBytes};
-  Ranks ranks(setup, with_small_buffers(setup));
+  Ranks ranks(setup, tcp_transports(setup, kSmallBuffer));
   post_text(ranks[0], std::string(8 << 20, 'x'));
   post_text(ranks[1], "small");
   std::thread poisoning([&] { ranks[0].poison("for a test"); });

@@ -206,7 +206,9 @@ def written(records: dict[str, Any]) -> dict[Path, str]:
 
 def draw(docs: Path, records: dict[str, Any]) -> None:
     delays.plot(docs / "figures/delays.png", records["delays"])
-    modules.plot(docs / "figures/embedding.png", records["embedding"])
+    over_gloo, over_bound_0 = "times faster than TorchRec on gloo", "times faster than bound 0"
+    modules.plot(docs / "figures/embedding.png", records["embedding"], over_gloo)
+    modules.plot(docs / "figures/direct_reads.png", records["direct_reads"], over_bound_0)
     exchange.plot(docs / "figures/alltoall.png", records["alltoall"])
     quantized.plot(docs / "figures/quantized.png", records["quantized"])
     bounded.plot(docs / "figures/bounded.png", records["bounded"])

@@ -34,7 +34,7 @@ autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
+napoleon_use_ivar = False
 
 html_theme = "furo"
 pygments_dark_style = "github-dark"

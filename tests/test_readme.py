@@ -1,14 +1,16 @@
-"""The README's snippet is the example's, and CI runs its commands."""
+"""The README's snippet is the example's, CI runs its commands, and it installs a tested trio."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from tests.docs.tutorials import read
 from tests.paths import ROOT
+from torchrec_bls._trios import BESIDE_TORCHREC, TRIOS
 
 README = ROOT / "README.md"
 
@@ -43,3 +45,14 @@ def test_ci_runs_every_command(page: Path) -> None:
         # The file after DATA= is another one there, and more options may follow.
         start = re.sub(r"(?<=DATA=).*", "", command)
         assert any(step.startswith(start) for step in steps), f"{command} is not in .ci/run"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start/install.md"])
+def test_what_pip_installs_is_the_newest_trio(page: str) -> None:
+    text = (ROOT / page).read_text()
+    trio, torchrec, package = re.findall(r"^ +(pip install .*)$", text, re.MULTILINE)[:3]
+    newest = TRIOS[-1]
+    pinned = (f"torch=={newest.torch}", f"fbgemm-gpu-cpu=={newest.fbgemm}", *BESIDE_TORCHREC)
+    assert shlex.split(trio) == ["pip", "install", *pinned]
+    assert shlex.split(torchrec)[2:] == ["--no-deps", f"torchrec=={newest.torchrec}"]
+    assert package == "pip install ."

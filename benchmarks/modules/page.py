@@ -1,9 +1,8 @@
 """Tables and figure of sharded modules, and of unmodified TorchRec over the backend."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from benchmarks.exchange.page import MODES, medians
 from benchmarks.harness import page
@@ -69,31 +68,43 @@ def quantized_section(record: Record) -> str:
     )
 
 
-def least_and_most(record: Record) -> list[str]:
-    """The least and the greatest speed-up, each with its ids and batch."""
-    texts = []
-    for result in (_by_speedup(record)[at] for at in (0, -1)):
-        batch, ids, *_ = inputs_of(result)
-        many = "1 id" if ids == "1" else f"{ids} ids"
-        texts.append(f"{result['speedup'][1]:.1f}x with {many} a bag at batch {batch}")
-    return texts
+def speedups(record: Record) -> dict[int, list[float]]:
+    """How many times faster than TorchRec on gloo each forward is, by the number of ranks."""
+    of_ranks = defaultdict(list)
+    for result in _forwards(record):
+        of_ranks[result["ranks"]].append(result["speedup"][1])
+    return of_ranks
 
 
-def plot(path: Path, record: Record) -> None:
-    """Draws the speed-up of each case, from the least to the greatest."""
-    results = _by_speedup(record)
-    with page.figure(path, 9, 0.16 * len(results) + 1.5) as (_, ((axis,),)):
-        low, ratio, high = np.array([result["speedup"] for result in results]).T
-        places = range(len(results))
-        axis.errorbar(ratio, places, xerr=abs(np.array([low, high]) - ratio), fmt="o", markersize=3)
-        axis.set_yticks(places, map(_case, results), fontsize=6)
+def plot(path: Path, record: Record, label: str) -> None:
+    """Draws the speed-ups of each module and number of ranks on a line, by the size of batches."""
+    lines = defaultdict(list)
+    for result in sorted(_forwards(record), key=place_of):
+        lines[f"{module_of(result)}, {result['ranks']} ranks"].append(result)
+    with page.figure(path, 8, 0.27 * len(lines) + 1.4) as (_, ((axis,),)):
+        for (least, most), color in _BATCHES.items():
+            points = [
+                (result["speedup"][1], place)
+                for place, results in enumerate(lines.values())
+                for result in results
+                if least <= result["batch"] <= most
+            ]
+            axis.scatter(*zip(*points, strict=True), s=14, color=color, label=f"{least} to {most}")
+        axis.set_yticks(range(len(lines)), lines, fontsize=8)
+        axis.invert_yaxis()
         axis.axvline(1, color="black", linewidth=0.5)
-        axis.set(xscale="log", xlabel="times faster than TorchRec on gloo (95 % interval)")
+        axis.grid(axis="x", alpha=0.3)
+        axis.set(xscale="log", xlabel=label)
+        axis.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+        axis.xaxis.set_minor_formatter("")
+        axis.legend(title="batch", fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
 
 
-def _by_speedup(record: Record) -> list[Record]:
-    forwards = (result for result in record["results"] if result["ranks"] > 1)
-    return sorted(forwards, key=lambda result: result["speedup"][1])
+_BATCHES = {(1, 8): "tab:blue", (64, 256): "tab:green", (512, 2048): "tab:orange"}
+
+
+def _forwards(record: Record) -> list[Record]:
+    return [result for result in record["results"] if result["ranks"] > 1]
 
 
 def place_of(result: Record) -> list[Any]:

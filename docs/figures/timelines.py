@@ -24,7 +24,9 @@ def draw_timelines(picture: Drawing, top: float, work: np.ndarray, bound: int, t
     """Draws the ranks' steps one under the other, and when the last one ends."""
     finish = ideal_finish_times(work, bound)
     start = np.concatenate([np.zeros((RANKS, 1)), finish[:, :-1]], axis=1)
-    picture.label(LEFT, top, title, "start", bold=True)
+    end = float(finish.max())
+    # Said at the left as well: a telephone shows no more at first.
+    picture.label(LEFT, top, f"k = {bound}, {end:.0f} ms: {title}", "start", bold=True)
     top += 18
     for rank in range(RANKS):
         y = top + rank * PITCH
@@ -37,7 +39,6 @@ def draw_timelines(picture: Drawing, top: float, work: np.ndarray, bound: int, t
             picture.bar(x, y, width - 1, BAR, colour, str(step))
             if waited > 0:
                 picture.bar(x + width, y, waited * PER_MS - 1, BAR, WAITING)
-    end = float(finish.max())
     x, bottom = LEFT + end * PER_MS, top + RANKS * PITCH - (PITCH - BAR)
     picture.line((x, top - 4), (x, bottom + 4))
     picture.label(x + 6, (top + bottom) / 2, f"{end:.0f} ms", "start")
@@ -51,9 +52,9 @@ def drawing() -> Drawing:
         "At k = 0 every step takes as long as its slowest rank, at k = 2 ranks hardly wait",
     )
     work = durations()
-    draw_timelines(picture, 16, work, 0, "k = 0: every step takes as long as its slowest rank")
+    draw_timelines(picture, 16, work, 0, "every step takes as long as its slowest rank")
     draw_timelines(
-        picture, 166, work, 2, "k = 2: a late rank holds up nobody who is less than 2 steps ahead"
+        picture, 166, work, 2, "a late rank holds up nobody who is less than 2 steps ahead"
     )
     picture.legend(
         LEFT,

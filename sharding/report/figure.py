@@ -38,7 +38,7 @@ def save_figure(report: PlanReport, path: Path) -> None:
     if "step" in report.measured_us:
         times.axhline(report.measured_us["step"] / 1000, ls=":", c="red", label="measured step")
     times.set_ylabel("ms a step")
-    times.legend(ncols=3, fontsize="small")
+    times.legend(ncols=4, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))
 
     bottom = np.zeros(len(ranks))
     for name in ("shard", "slot", "result"):
@@ -47,7 +47,8 @@ def save_figure(report: PlanReport, path: Path) -> None:
         bottom += amount
     memory.set_ylabel(f"GiB of {report.job.memory_kind}")
     memory.set_xlabel("rank")
-    memory.legend(ncols=3, fontsize="small")
+    memory.legend(ncols=3, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1))
+    memory.xaxis.get_major_locator().set_params(integer=True)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -147,7 +147,10 @@ class ReuseStatistics(dict[str, TableStatistics]):
                 features = list(batch.keys())
                 lengths, ids = [[] for _ in features], [[] for _ in features]
             if list(batch.keys()) != features:
-                raise ValueError(f"a batch has features {batch.keys()}, the first had {features}")
+                raise ValueError(
+                    f"a batch has features {batch.keys()}, the first had {features}: count the "
+                    "inputs of each collection apart, and put them together with `update`"
+                )
             for i, feature in enumerate(features):
                 jagged = batch[feature]
                 lengths[i].append(jagged.lengths().cpu().numpy().astype(np.int64))

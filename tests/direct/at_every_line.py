@@ -79,7 +79,7 @@ class Walk:
 
 
 def some_of(places: Sequence[Place], step: int) -> Sequence[Place]:
-    """Returns each `step`-th place, or all where a variable asks for it (CONTRIBUTING.md)."""
+    """Returns each `step`-th place, or all where a variable asks for it (docs/project/tests.md)."""
     return places if os.environ.get("TORCHREC_BLS_TEST_EVERY_LINE") else places[::step]
 
 

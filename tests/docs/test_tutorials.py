@@ -22,6 +22,12 @@ def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
         assert missing_line(command.expected, printed) is None
 
 
+def test_the_file_to_download_has_the_blocks_of_its_page() -> None:
+    folder = ROOT / "docs" / "tutorials"
+    text = read(folder / "first-model.md").files["first_model.py"]
+    assert (folder / "first_model.py").read_text() == text
+
+
 def test_each_tutorial_runs_something() -> None:
     # The blocks of recovery.md are those of an example that .ci/run runs.
     assert {page.stem for page in PAGES if not read(page).commands} == {"recovery"}

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.cli.help import examples
+
 _BYTES_PER_GBIT = 1e9 / 8
 
 
@@ -19,6 +21,10 @@ def add_command(commands: Any) -> None:
         "and which bound they get for that. Says which stages of compression are the fastest for a "
         "link. Times are measured on this machine: let nothing else run. Exit status 1: a file is "
         "invalid or can't be written.",
+        epilog=examples(
+            "analyse-tables --samples lookups --gbit 1 --out bounds.json",
+            "analyse-tables --samples lookups --profile profile.json --ranks 4 --out bounds.json",
+        ),
     )
     add = parser.add_argument
     add("--samples", type=Path, required=True, metavar="DIR", help="folder of record_lookups")

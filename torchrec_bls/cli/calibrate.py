@@ -10,6 +10,7 @@ from typing import Any
 
 from torchrec_bls._versions import VersionError, check_packages
 from torchrec_bls.cli import calibrate_overlap
+from torchrec_bls.cli.help import examples
 
 OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
 _MINUTES, _MINUTES_OF_OVERLAP = 9.0, 5.0
@@ -26,6 +27,11 @@ def add_command(commands: Any) -> None:
         " gloo and bls on this machine. Writes a profile that plans are made from. Let nothing"
         " else run meanwhile. A stopped calibration goes on where it stopped: its measurements"
         " are in a .measurements.jsonl file beside the profile.",
+        epilog=examples(
+            "calibrate --out profile.json",
+            "calibrate --out profile.json --world-sizes 4 8 --minutes 20",
+            "calibrate --out profile.json --overlap",
+        ),
     )
     parser.add_argument("--out", type=Path, required=True, help="the profile, a .json file")
     parser.add_argument("--name", help="name of the machine, for people (default: its processor)")

@@ -11,7 +11,7 @@ def add_job_options(parser: argparse.ArgumentParser, *, required: bool = True) -
     add(
         "--profile",
         required=required,
-        help="file of `torchrec-bls calibrate`, or a shipped one's name",
+        help="file of `torchrec-bls calibrate`, or a shipped one's name: epyc-milan-2-cores",
     )
     add("--ranks", type=int, required=required, help="world size")
     add("--ranks-per-host", type=int, help="ranks that share a host (default: all)")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.cli.help import examples
 from torchrec_bls.cli.job_options import add_job_options
 from torchrec_bls.records import AboveZero, Format
 
@@ -23,6 +24,10 @@ def add_command(commands: Any) -> None:
         '{"64": 140, "4096": 910}}, ...]}; unique_rows: distinct rows that so many samples read) '
         "for a machine with a calibrated profile, and prints prediction, ranks and decisions. Exit "
         "status 1: no plan fits, or a file is invalid or can't be written.",
+        epilog=examples(
+            "plan --model tables.json --profile epyc-milan-2-cores --ranks 8 --inference",
+            "plan --model tables.json --profile profile.json --ranks 8 --save plan.json",
+        ),
     )
     add = parser.add_argument
     add_job_options(parser)

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls.cli.help import examples
+
 _MIB = 1 << 20
 
 
@@ -23,6 +25,11 @@ def add_command(commands: Any) -> None:
         "from a directory. GET / shows how the service does, GET /v2/models/NAME what a request "
         "has to bring. SIGTERM and Ctrl-C end it. There is no encryption and no authentication: "
         "put a proxy in front. Needs the extra 'serve'. Exit status 1: the model can't be served.",
+        epilog=examples(
+            "serve --demo",
+            "serve ranker:build --checkpoint checkpoints/step-1 --watch checkpoints",
+            "serve ranker:build --checkpoint model.pt --workers 4 --front haproxy --deadline-ms 10",
+        ),
     )
     model = parser.add_argument_group("model").add_argument
     model(

@@ -8,6 +8,7 @@ from typing import Any
 
 from torchrec_bls.cli.choices import check_choices, choices_of, chosen_of
 from torchrec_bls.cli.codec_costs import codec_costs
+from torchrec_bls.cli.help import examples
 from torchrec_bls.cli.job_options import add_job_options, check_job_options
 from torchrec_bls.cli.simulate_trace import simulate_trace
 
@@ -23,6 +24,13 @@ def add_command(commands: Any) -> None:
         "`plan`. Ranks share cores and are delayed now and then. Each bound of lag is simulated "
         "with each codec. Codecs are timed on this machine: let nothing else run. "
         "Exit status 1: no bound is within the limits, or a file is invalid or can't be written.",
+        epilog=examples(
+            "simulate --model tables.json --profile epyc-milan-2-cores --ranks 4 "
+            "--delays uniform:0-10ms --choose bound",
+            "simulate --model tables.json --profile profile.json --ranks 8 --ranks-per-host 4 "
+            "--link 1gbit --codec fp32,uint8 --choose bound,codec --html page.html",
+            "simulate --trace traces --delays spikes:5%,50ms",
+        ),
     )
     add = parser.add_argument
     add_job_options(parser, required=False)
@@ -30,7 +38,7 @@ def add_command(commands: Any) -> None:
     add("--trace", type=Path, metavar="DIR", help="folder of record_step to replay, not --model")
     add("--training", action="store_true", help="with a backward; only at bound 0")
     add("--bound", default="0,1,2,4,8", help="bounds to simulate (default: %(default)s)")
-    add("--delays", default="none", help="delays of ranks, e.g. uniform:0-10ms; see the guide")
+    add("--delays", default="none", help="delays of ranks, e.g. uniform:0-10ms or spikes:5%%,50ms")
     add("--codec", default="fp32", help="codecs of embeddings, e.g. fp32,uint8,uint4")
     add("--link", metavar="RATE", help="each host's link, e.g. 1gbit, or '1gbit burst 256kb'")
     add("--dense-ms", type=float, default=0.0, help="time of the model's other layers (default: 0)")

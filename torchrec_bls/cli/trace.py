@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from torchrec_bls.cli.help import examples
+
 _BOUNDS = (1, 2, 4, 8)
 _US_PER_MS = 1000.0
 
@@ -22,6 +24,11 @@ def add_command(commands: Any) -> None:
         "far the clocks are apart, and says who waited for whom. For inference at bound 0 it also "
         "says what a bound would save. Exit status 1: the traces are not those of all ranks of a "
         "job.",
+        epilog=examples(
+            "trace traces --perfetto all.json",
+            "trace traces --profile profile.json",
+            "trace rank0.json rank1.json",
+        ),
     )
     add = parser.add_argument
     add(

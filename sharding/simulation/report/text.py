@@ -42,9 +42,10 @@ def setting(job: Job, simulation: Simulation) -> str:
     """Returns in a line what was simulated."""
     kind = "training" if job.training else "inference"
     ranks = simulation.ranks
+    hosts = "1 host" if len(ranks.cores) == 1 else f"{len(ranks.cores)} hosts"
     link = "" if ranks.link is None else f"{_link_text(ranks.link)} for each host, "
     return (
-        f"{job.ranks} ranks on {len(ranks.cores)} pools of {ranks.cores[0]} cores, {link}"
+        f"{job.ranks} ranks on {hosts} of {ranks.cores[0]} cores, {link}"
         f"{kind} over {job.backend}, delays {simulation.delays.text}, {simulation.batches} batches"
     )
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
-from torchrec_bls.sharding.simulation.recorded.recording import Wait
 from torchrec_bls.sharding.simulation.recorded.replay import replay
 
 from tests.observe.traces.gloo_jobs import CALL_US, SENT_FLOATS, TOOK_US, GlooJob, written
@@ -20,6 +19,7 @@ from torchrec_bls.observe.traces.kineto import TraceError
 from torchrec_bls.observe.traces.lateness import lateness_of
 from torchrec_bls.observe.traces.read_job import read_job
 from torchrec_bls.observe.traces.recorded_job import RecordedJob
+from torchrec_bls.rank_steps import Wait
 
 RANKS, BATCHES = 4, 24
 

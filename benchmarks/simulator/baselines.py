@@ -19,8 +19,8 @@ from torchrec_bls.sharding.problem.tables import TABLE_WISE
 from torchrec_bls.sharding.simulation.fit_host import MeasuredPlan
 from torchrec_bls.sharding.simulation.one_step import one_step, step_us
 from torchrec_bls.sharding.simulation.plan_steps import program_of
-from torchrec_bls.sharding.simulation.recorded.two_streams import Op, Overheads, algorithm_1
 
+from benchmarks.simulator.two_streams import Op, Overheads, algorithm_1
 from torchrec_bls.rank_steps import Begin, PlannedCollective, Wait, Work
 
 _NOTHING = Overheads()

@@ -53,7 +53,7 @@ help:  ## List the targets
 build: $(VENV)/.built  ## Set up .venv and build the package into it
 
 demo: build  ## Run the main job: make demo [DATA=path] [DEMO_ARGS="..."]
-	$(WITH_VENV) $(BIN)/python examples/dlrm_demo.py $(if $(DATA),--data "$(DATA)") --out out/demo $(DEMO_ARGS)
+	$(WITH_VENV) $(BIN)/python -m benchmarks.demo.run $(if $(DATA),--data "$(DATA)") --out out/demo $(DEMO_ARGS)
 
 check: build build-tests lint  ## Lint, the quick C++ tests, pure Python and a smoke test a subsystem (90 seconds)
 	build/native/csrc/tests/bls_tests --source-file-exclude='*test_stress*'
@@ -178,7 +178,7 @@ test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and t
 	  && torchrec-bls doctor \
 	  && python -m pytest $(TRIO_TESTS) \
 	  && torchrun --nproc-per-node 2 examples/quickstart.py \
-	  && python examples/dlrm_demo.py --ranks 2 --steps 12 --batch 64 --bounds 0 2 --out out/demo
+	  && python -m benchmarks.demo.run --ranks 2 --steps 12 --batch 64 --bounds 0 2 --out out/demo
 
 test-torchrec: build  ## Run TorchRec's own tests over our sharders: make test-torchrec TORCHREC=DIR, a checkout of its release branch
 	$(BIN)/python -m pip install --group torchrec-suite

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from demo.model import DlrmOnBatches, build_model, shard_model
+from dlrm import DlrmOnBatches, build_model, shard_model
 from torch import nn
 
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, attach, offer, publish

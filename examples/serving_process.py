@@ -15,7 +15,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from demo.model import DlrmOnBatches, build_model, shard_model
+from dlrm import DlrmOnBatches, build_model, shard_model
 from torch import nn
 
 from torchrec_bls import (

@@ -14,10 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from demo.measure import MEASURED, measure
-from demo.settings import Settings
-from demo.summary import summarize
-from dlrm_demo import deadline_s, make_variants, parse_arguments
 from dlrm_plain.exchange import over
 
 from benchmarks.delays.exchanges import (
@@ -34,6 +30,10 @@ from benchmarks.delays.exchanges import (
     timed,
 )
 from benchmarks.delays.page import section
+from benchmarks.demo.measure import MEASURED, measure
+from benchmarks.demo.run import deadline_s, make_variants, parse_arguments
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.summary import summarize
 from benchmarks.harness import record
 from benchmarks.harness.launch import on_ranks
 from benchmarks.harness.statistics import Spread, taking_turns

@@ -19,8 +19,9 @@ from torchrec_bls.sharding.problem.tables import TABLE_WISE
 from torchrec_bls.sharding.simulation.fit_host import MeasuredPlan
 from torchrec_bls.sharding.simulation.one_step import one_step, step_us
 from torchrec_bls.sharding.simulation.plan_steps import program_of
-from torchrec_bls.sharding.simulation.program import Begin, Collect, Compute, Finish, Post
-from torchrec_bls.sharding.simulation.recorded.two_streams import Op, Overheads, algorithm_1
+
+from benchmarks.simulator.two_streams import Op, Overheads, algorithm_1
+from torchrec_bls.rank_steps import Begin, PlannedCollective, Wait, Work
 
 _NOTHING = Overheads()
 
@@ -48,16 +49,16 @@ def algorithm_1_us(plan: MeasuredPlan, costs: ProfiledCosts) -> float:
         for rank, us in zip(ranks, np.broadcast_to(times, len(ranks)).tolist(), strict=True):
             ops[rank].append(Op(_NOTHING, (us,), **how))
 
-    for stage in program_of(plan.plan, plan.workload, plan.job, costs):
-        match stage:
-            case Compute(work=work) if np.any(work):
+    for op in program_of(plan.plan, plan.workload, plan.job, costs):
+        match op:
+            case Work(work) if np.any(work):
                 add(work, depends=waited)
                 waited = False
-            case Begin(worker=work, pause=pause):
+            case Begin(by=PlannedCollective(work, pause)):
                 add(np.add(work, pause), communicates=True)
-            case Post(work=work):
-                add(2 * np.asarray(work), communicates=True)  # with what its Collect reads
-            case Finish() | Collect():
+            case Begin(work_us=work):
+                add(2 * np.asarray(work), communicates=True)  # reading takes as long
+            case Wait():
                 waited = True
     return algorithm_1(ops).total_us
 

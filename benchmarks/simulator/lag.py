@@ -19,13 +19,14 @@ from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.simulation.bounds import WORTH
 from torchrec_bls.sharding.simulation.delays import read_delays
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
-from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
+from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 
 from benchmarks.delays.exchanges import PAIR_KIB, Channel, Words, draw_delays, timed
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered, on_ranks
 from benchmarks.harness.statistics import taking_turns
 from benchmarks.paper_bls.windows import SEED
+from torchrec_bls.rank_steps import Begin, Exchange, Messages, Wait, Work
 
 CORES = 2
 BOUNDS = (0, 1, 2, 4, 8, 16)
@@ -152,10 +153,11 @@ def simulated_ms(delays: Any, bound: int, host: Host, costs: ProfiledCosts) -> f
     whole, empty = (costs.all_to_all(of, of, "bls", 1.0).microseconds for of in (each, nothing))
     late = host.late * _US
     held_up = np.where(delays > 0, delays + late, 0.0)
+    exchange = Exchange("messages")
     program = [
-        Post("messages", (whole - empty) / 2, latency=host.latency * _US),
-        Collect("messages", 0.0, lag=bound),
-        Compute("dense", 0.0, _DENSE_S * _US + late, lag=bound),
+        Begin(exchange, Messages(host.latency * _US), work_us=(whole - empty) / 2),
+        Wait(exchange, lag=bound),
+        Work(0.0, "dense", _DENSE_S * _US + late, lag=bound),
     ]
     # Whoever waits yields its core at first, and takes to wake up what one takes that slept.
     where = Ranks.on_hosts(ranks, ranks, CORES, spin_us=_YIELDS_US, wake_us=late)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torchrec_bls.sharding.calibration.codec_costs import measure_codecs
 from torchrec_bls.sharding.calibration.configurations import TableConfiguration
 from torchrec_bls.sharding.calibration.step_models import BATCHES, Collection, StepModel
 from torchrec_bls.sharding.calibration.steps import batch_of, step_of
@@ -35,7 +36,6 @@ from benchmarks.harness.networks import Network, check_rights, over_network
 from benchmarks.harness.statistics import Spread, in_turns
 from benchmarks.modules.models import HOT_ROWS, TABLES
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig
-from torchrec_bls.cli.codec_costs import codec_costs
 
 RANKS = 2
 CODECS = ("fp32", "uint8", "uint4")
@@ -136,7 +136,7 @@ def predict(
         read_delays("none"),
         batches=_FEW_BATCHES,
         host=host.costs,
-        codecs=codec_costs(",".join(CODECS), workload),
+        codecs=measure_codecs(CODECS, dim),
     )
     outcomes = simulate_bounds(plan_of(model), workload, job, costs, [0], simulation)
     # The first step, as measured: after a pause the whole burst passes at once.

@@ -50,11 +50,11 @@ class Collective:
             carrier: backend that the messages travel by; None: the job's.
         """
         backend = carrier or job.backend
-        held = [size * self.destinations for size in for_each]
+        held = tuple(size * self.destinations for size in for_each)
         mean = sum(held) / len(held)
         if self.reduces:
             return model.all_reduce(mean, self.ranks, backend, ranks_per_core)
-        sent = [mean] * len(held)
+        sent = (mean,) * len(held)
         return model.all_to_all(sent, held, backend, ranks_per_core, self.host_ranks)
 
 

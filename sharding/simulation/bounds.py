@@ -6,6 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 from tqdm import tqdm
@@ -21,7 +24,6 @@ from .engine.task_graph import Floats
 from .engine.timeline import Timeline, simulate
 from .plan_steps import codec_on_the_wire, program_of
 from .program import Ranks, graph_of
-from .remembered_costs import RememberedCosts
 from .wire.codecs import FP32, CodecCosts
 
 # Part of the batches, at the beginning, that doesn't count: the ranks begin together.
@@ -108,13 +110,21 @@ def simulate_bounds(
             there are too few batches for a bound.
     """
     delays = simulation.delays.sample(job.ranks, simulation.batches, simulation.seed)
-    costs = RememberedCosts(model)
+    costs = _remembered(model)
     cells = [(codec, bound) for codec in simulation.codecs for bound in bounds]
     outcomes = []
     for codec, bound in tqdm(cells, desc="simulating", unit="job", leave=False):
         one = replace(job, bound=bound)
         outcomes.append(_simulate_one(plan, workload, one, costs, codec, simulation, delays))
     return outcomes
+
+
+def _remembered(model: CostModel) -> CostModel:
+    """Returns costs that are asked for once: bounds and codecs of a job have the same lookups, and
+    so have ranks that share a table's rows."""
+    asked = ("lookup_forward", "lookup_backward", "all_to_all", "all_reduce")
+    once = {name: cache(getattr(model, name)) for name in asked}
+    return cast("CostModel", SimpleNamespace(**once))
 
 
 def _simulate_one(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torchrec_bls.rank_steps import Begin, Exchange, Op, PlannedCollective, Wait, Work
+
 from ..cost_interface import CostModel, Gradient, LayerTimes
-from .program import Begin, Compute, Finish, Stage
 
 #: Of torch's DistributedDataParallel, by default.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
@@ -119,24 +120,24 @@ class DenseSteps:
             buckets.append(Bucket(ready, on_core, unpack, pause))
         return cls(forward, tuple(buckets), since, optimizer)
 
-    def backward(self) -> Iterator[Stage]:
+    def backward(self) -> Iterator[Op]:
         """Yields the backward, which hands each full bucket to the communication thread."""
         for number, bucket in enumerate(self.buckets):
-            yield Compute("dense backward", bucket.work_us)
-            yield Begin(_name(number), 0.0, bucket.all_reduce_us, pause=bucket.pause_us)
+            yield Work(bucket.work_us, "dense backward")
+            all_reduce = PlannedCollective(bucket.all_reduce_us, bucket.pause_us)
+            yield Begin(_gradients(number), all_reduce, 0.0, bucket.unpack_us)
         if self.rest_us:
-            yield Compute("dense backward", self.rest_us)
+            yield Work(self.rest_us, "dense backward")
 
-    def finish(self) -> Iterator[Stage]:
-        """Yields the stages after the whole backward: waiting for all buckets, and the
-        optimizer."""
-        for number, bucket in enumerate(self.buckets):
-            yield Finish(_name(number), bucket.unpack_us)
+    def finish(self) -> Iterator[Op]:
+        """Yields the ops after the whole backward: waiting for all buckets, and the optimizer."""
+        for number in range(len(self.buckets)):
+            yield Wait(_gradients(number))
         if self.optimizer_us:
-            yield Compute("optimizer", self.optimizer_us)
+            yield Work(self.optimizer_us, "optimizer")
 
 
-def data_parallel_program(dense: DenseSteps, step_us: float = 0.0) -> list[Stage]:
+def data_parallel_program(dense: DenseSteps, step_us: float = 0.0) -> list[Op]:
     """Returns a training step of dense layers alone.
 
     Args:
@@ -144,12 +145,12 @@ def data_parallel_program(dense: DenseSteps, step_us: float = 0.0) -> list[Stage
         step_us: microseconds of everything else in a step, such as loading and Python.
     """
     return [
-        Compute("load", step_us),
-        Compute("dense forward", dense.forward_us),
+        Work(step_us, "load"),
+        Work(dense.forward_us, "dense forward"),
         *dense.backward(),
         *dense.finish(),
     ]
 
 
-def _name(number: int) -> str:
-    return f"dense gradients {number}"
+def _gradients(number: int) -> Exchange:
+    return Exchange(f"dense gradients {number}")

@@ -1,4 +1,4 @@
-"""The stages of each rank in a step of a sharded model, made from its plan."""
+"""What each rank does in a step of a sharded model, made from its plan."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from torchrec_bls.rank_steps import (
+    Begin,
+    Exchange,
+    Messages,
+    Op,
+    PlannedCollective,
+    Wait,
+    Work,
+)
+
 from ..cost_interface import CostModel
 from ..costs.host_costs import HostCosts
 from ..problem.collectives import Collective, all_to_all_of
@@ -17,7 +27,6 @@ from ..problem.plan_groups import PlanGroup, groups_of
 from ..problem.shard_traffic import result_bytes
 from ..problem.tables import COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, PlacedTable, Workload
 from .data_parallel import DenseSteps
-from .program import Begin, Collect, Compute, Finish, Post, Stage
 from .wire.codecs import FP32, CodecCosts
 from .wire.link import TCP_BYTES, Link
 
@@ -72,7 +81,7 @@ def program_of(
     dense: DenseSteps | None = None,
     codec: CodecCosts = FP32,
     link: Link | None = None,
-) -> list[Stage]:
+) -> list[Op]:
     """Returns a step of training or inference, as `job` says.
 
     At a bound above 0 it has the stages of BoundedLagPipeline, with their lags. Every exchange
@@ -99,7 +108,7 @@ def program_of(
             "simulate bound 0, or the backend bls"
         )
     host, dense = host or HostCosts(), dense or DenseSteps()
-    return list(_Step(plan, workload, job, model, host, dense, codec, link).stages())
+    return list(_Step(plan, workload, job, model, host, dense, codec, link).ops())
 
 
 class _Step:
@@ -127,7 +136,7 @@ class _Step:
             size = result_bytes(table, workload.reuse_of(table), once)
             self._result_bytes[table.pooled] += size
 
-    def stages(self) -> Iterator[Stage]:
+    def ops(self) -> Iterator[Op]:
         bound, training = self._job.bound, self._job.training
         groups = list(enumerate(self._groups))
         every = (all_to_all_of(self._job),)
@@ -136,19 +145,19 @@ class _Step:
         shards = sum(
             np.array([sum(map(len, ops.values())) for ops in group.works]) for group in self._groups
         )
-        yield Compute("load", self._host.step + self._host.shard * shards)
+        yield Work(self._host.step + self._host.shard * shards, "load")
         for together in self._called_together():
             for number, group in together:
-                yield Compute("inputs", self._inputs(group))
+                yield Work(self._inputs(group), "inputs")
                 yield from self._begin(ids[number], 0)
             for number, group in together:
                 yield from self._finish(ids[number], bound)
-                yield Compute("lookup", self._lookups(group, "lookup_forward"), lag=bound)
+                yield Work(self._lookups(group, "lookup_forward"), "lookup", lag=bound)
                 yield from self._begin(rows[number], bound)
         for number, _ in groups:
             yield from self._finish(rows[number], 2 * bound)
-        yield Compute("outputs", self._outputs(), lag=2 * bound)
-        yield Compute("dense forward", self._dense.forward_us, lag=2 * bound)
+        yield Work(self._outputs(), "outputs", lag=2 * bound)
+        yield Work(self._dense.forward_us, "dense forward", lag=2 * bound)
         if not training:
             return
         yield from self._dense.backward()
@@ -160,7 +169,7 @@ class _Step:
             yield from self._begin(gradients[number], 0)
         for number, group in reversed(groups):
             yield from self._finish(gradients[number], 0)
-            yield Compute("lookup backward", self._lookups(group, "lookup_backward"))
+            yield Work(self._lookups(group, "lookup_backward"), "lookup backward")
         yield from self._dense.finish()
 
     def _called_together(self) -> list[list[tuple[int, PlanGroup]]]:
@@ -209,36 +218,43 @@ class _Step:
 
     def _lookups(self, group: PlanGroup, direction: str) -> Floats:
         lookup = getattr(self._model, direction)
-        times = [sum(lookup(works).microseconds for works in ops.values()) for ops in group.works]
+        times = [
+            sum(lookup(tuple(works)).microseconds for works in ops.values()) for ops in group.works
+        ]
         return np.array(times, np.float64) * self._host.lookup
 
-    def _begin(self, exchange: _Exchange, lag: int) -> Iterator[Stage]:
+    def _begin(self, exchange: _Exchange, lag: int) -> Iterator[Op]:
         if self._job.ranks == 1:
             return
         name, (work, pause) = exchange.name, self._times(exchange.sizes, exchange.collectives)
         transfer = self._transfer(exchange)
         if self._job.backend == "bls":
+            reading = work * (1 - _PUTS)
             if exchange.written is not None:
                 work = self._times(exchange.written, exchange.collectives)[0]
-            yield Post(name, exchange.encode + work * _PUTS, lag=lag, transfer=transfer)
+            yield Begin(
+                Exchange(name),
+                Messages(transfer_us=transfer),
+                exchange.encode + work * _PUTS,
+                reading + exchange.decode,
+                lag,
+            )
             return
         if name.startswith("ids"):
             # Splits come first, and nothing goes on without them; then lengths; then values, the
             # large part.
-            worker, idle = self._times(np.zeros_like(exchange.sizes), exchange.collectives)
-            yield Begin(f"{name}: splits", 0.0, worker, pause=idle)
-            yield Finish(f"{name}: splits")
-            yield Begin(f"{name}: lengths", 0.0, worker, pause=idle)
-        yield Begin(name, exchange.encode, work, transfer=transfer, pause=pause)
+            empty = PlannedCollective(
+                *self._times(np.zeros_like(exchange.sizes), exchange.collectives)
+            )
+            yield Begin(Exchange(f"{name}: splits"), empty, 0.0)
+            yield Wait(Exchange(f"{name}: splits"))
+            yield Begin(Exchange(f"{name}: lengths"), empty, 0.0)
+        by = PlannedCollective(work, pause, transfer_us=transfer)
+        yield Begin(Exchange(name), by, exchange.encode, exchange.decode)
 
-    def _finish(self, exchange: _Exchange, lag: int) -> Iterator[Stage]:
-        if self._job.ranks == 1:
-            return
-        if self._job.backend == "bls":
-            reading = self._times(exchange.sizes, exchange.collectives)[0] * (1 - _PUTS)
-            yield Collect(exchange.name, reading + exchange.decode, lag=lag)
-        else:
-            yield Finish(exchange.name, exchange.decode)
+    def _finish(self, exchange: _Exchange, lag: int) -> Iterator[Op]:
+        if self._job.ranks > 1:
+            yield Wait(Exchange(exchange.name), lag)
 
     def _transfer(self, exchange: _Exchange) -> Floats | float:
         if self._link is None:

@@ -1,118 +1,30 @@
-"""The stages of each rank in a step, and the task graph of many steps."""
+"""The tasks of the steps of all ranks of a job."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from .engine.task_graph import After, GraphBuilder, Machine, TaskGraph, Tasks
+from torchrec_bls.rank_steps import (
+    Begin,
+    Exchange,
+    Messages,
+    Op,
+    PerRank,
+    PlannedCollective,
+    SeenCollective,
+    Steps,
+    Wait,
+    Work,
+)
+
+from .engine.task_graph import After, Floats, GraphBuilder, Machine, TaskGraph, Tasks
 from .wire.link import Link
-
-# A burst is at most a part of it late.
-_BURST_PARTS = 4
-_ROUNDING = 1e-6
-
-PerRank = npt.ArrayLike
-"""Microseconds of all ranks: one number, (ranks,), or (ranks, steps)."""
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Work of the main thread.
-
-    Attributes:
-        name: name of the stage.
-        work: time on a core.
-        pause: time on no core, after the work.
-        lag: number of steps by which the stage's batch is older than the step.
-    """
-
-    name: str
-    work: PerRank
-    pause: PerRank = 0.0
-    lag: int = 0
-
-
-@dataclass(frozen=True)
-class Post:
-    """One-sided puts of the main thread to all ranks. They do not wait for any rank.
-
-    Attributes:
-        exchange: name of the channel.
-        work: time to write the messages.
-        latency: microseconds until the messages can be seen.
-        slots: number of slots for each pair of ranks. Message n is written when its receiver has
-            released message n - slots. None: the 2 (bound + 1) of the channels, where no rank ever
-            waits for a slot (docs/design/channel.md).
-        lag: number of steps by which the batch is older than the step.
-        transfer: time that each rank's messages take on its host's link, after `work`, if the link
-            is free.
-    """
-
-    exchange: str
-    work: PerRank
-    latency: float = 0.0
-    slots: int | None = None
-    lag: int = 0
-    transfer: PerRank = 0.0
-
-
-@dataclass(frozen=True)
-class Collect:
-    """The main thread waits for the messages of all ranks, reads and releases them.
-
-    Attributes:
-        exchange: name of the channel of the Post.
-        work: time to read the messages.
-        lag: number of steps by which the batch is older than the step.
-    """
-
-    exchange: str
-    work: PerRank
-    lag: int = 0
-
-
-@dataclass(frozen=True)
-class Begin:
-    """The main thread hands a collective to the communication thread of its rank.
-
-    The communication threads of all ranks begin it together: none can go on without the others.
-
-    Attributes:
-        collective: name of the collective.
-        work: time of the main thread.
-        worker: time of the communication thread on a core.
-        latency: microseconds on no core, after all ranks have come.
-        transfer: time on the host's link, after `worker`, as in a Post.
-        pause: time of the communication thread on no core, after `worker`.
-    """
-
-    collective: str
-    work: PerRank
-    worker: PerRank
-    latency: float = 0.0
-    transfer: PerRank = 0.0
-    pause: PerRank = 0.0
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The main thread waits for a collective of the same step.
-
-    Attributes:
-        collective: name of the collective that a Begin has begun.
-        work: time of the work that follows.
-    """
-
-    collective: str
-    work: PerRank = 0.0
-
-
-Stage = Compute | Post | Collect | Begin | Finish
+from .wire.link_tasks import LinkTasks
 
 
 @dataclass(frozen=True)
@@ -154,193 +66,297 @@ class Ranks:
             link = Link.of_hosts(link_bytes_per_us, count, per_host, link_burst_bytes)
         return cls(count, (cores,) * hosts, pool, spin_us, wake_us, link)
 
-    def machine(self, communication_threads: bool, transfers: bool = False) -> Machine:
-        """Returns the machine of all threads: first the main threads, then the communication
-        threads, then a thread for each rank's bytes on the link."""
-        pool = self.pool * (2 if communication_threads else 1)
-        if self.link is None or not transfers:
-            return Machine(self.cores, np.array(pool, np.intp), self.spin_us, self.wake_us)
-        links = max(self.link.host) + 1
-        pools = self.cores + (1,) * links
-        pool += tuple(len(self.cores) + host for host in self.link.host)
-        return Machine(pools, np.array(pool, np.intp), self.spin_us, self.wake_us, links)
+    def machine(self, workers: Sequence[tuple[int, str]], link: Link | None) -> Machine:
+        """Returns the machine of all threads: first the main threads, then workers, then a thread
+        for each rank's bytes on the link.
+
+        Args:
+            workers: rank and name of each worker.
+            link: link of the ranks' hosts, if any bytes pass it.
+        """
+        threads = [(rank, "main") for rank in range(self.count)] + list(workers)
+        pool = [self.pool[rank] for rank, _ in threads]
+        cores, links = self.cores, 0
+        if link is not None:
+            links = max(link.host) + 1
+            pool += [len(cores) + host for host in link.host]
+            cores += (1,) * links
+            threads += [(rank, "link") for rank in range(self.count)]
+        return Machine(
+            cores, np.array(pool, np.intp), self.spin_us, self.wake_us, links, tuple(threads)
+        )
 
     def threads_of(self, graph: TaskGraph) -> list[tuple[int, str]]:
         """Returns rank and name of each thread of `graph_of`."""
-        machine = graph.machine
-        linked = machine.links > 0
-        names = ["main", "communication"][: len(machine.pool) // self.count - linked]
-        names += ["link"] * linked
-        return [(rank, name) for name in names for rank in range(self.count)]
+        return list(graph.machine.threads)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Ranks that do the same in the same order, each in its own time.
+
+    Attributes:
+        ranks: numbers of the ranks.
+        steps: steps of each of them.
+    """
+
+    ranks: Tasks
+    steps: Steps
+
+    def begins(self) -> Iterator[Begin]:
+        """Yields all that begins an exchange."""
+        for step in self.steps:
+            yield from (op for op in step if isinstance(op, Begin))
+
+    def workers(self) -> set[str]:
+        """Returns the names of the workers that each rank has."""
+        return {op.by.worker for op in self.begins() if not isinstance(op.by, Messages)}
+
+    def transfers(self) -> bool:
+        """Returns whether any bytes pass a link."""
+        return any(
+            np.any(op.by.transfer_us)
+            for op in self.begins()
+            if not isinstance(op.by, SeenCollective)
+        )
+
+    def in_order(self, batches: int) -> Iterator[tuple[Op, int, int]]:
+        """Yields each op with its batch and its step. What has a lag goes on after the last batch
+        has begun, until all batches are through."""
+        longest = max((op.lag for step in self.steps for op in step), default=0)
+        for number in range(batches + longest):
+            for op in self.steps[number % len(self.steps)]:
+                batch = number - op.lag
+                if 0 <= batch < batches:
+                    yield op, batch, number
 
 
 def graph_of(
-    program: Sequence[Stage], ranks: Ranks, batches: int, delays: npt.ArrayLike = 0.0
+    program: Sequence[Op], ranks: Ranks, batches: int, delays: npt.ArrayLike = 0.0
 ) -> TaskGraph:
-    """Returns the tasks of `batches` batches on every rank.
-
-    A stage with a lag begins so many steps later than one without. It goes on after the last batch
-    until all batches are through.
+    """Returns the tasks of `batches` batches of ranks that all have the same program.
 
     Args:
-        program: program of a step.
+        program: ops of a step.
         ranks: the ranks and their cores.
         batches: batches of each rank.
         delays: microseconds that a rank's main thread is delayed at the beginning of a step, one
             number or (ranks, batches).
 
     Raises:
-        ValueError: a stage waits for something that no stage before it begins, or has a transfer
+        ValueError: a rank waits for something that it begins later or never, or there is a transfer
             without a link.
     """
-    return _Graph(program, ranks, batches, delays).build()
+    late = np.broadcast_to(np.asarray(delays, float), (ranks.count, batches))
+    delay = [Work(0.0, "delay", pause_us=late)] if late.any() else []
+    return graph_of_lanes([Lane(np.arange(ranks.count), [[*delay, *program]])], ranks, batches)
+
+
+def graph_of_lanes(lanes: Sequence[Lane], ranks: Ranks, batches: int) -> TaskGraph:
+    """Returns the tasks of `batches` batches on every rank.
+
+    Args:
+        lanes: lanes, which together have each rank once.
+        ranks: the ranks and their cores.
+        batches: batches of each rank.
+
+    Raises:
+        ValueError: a rank waits for something that it begins later or never, ranks wait for each
+            other in a circle, or there is a transfer without a link.
+    """
+    return _Graph(lanes, ranks, batches).build()
+
+
+@dataclass
+class _Meeting:
+    """An exchange of a batch, by lane: what has begun it, and when it was done."""
+
+    begun: dict[int, tuple[Tasks, Begin]] = field(default_factory=dict)
+    done: dict[int, Tasks] = field(default_factory=dict)
+
+
+_Key = tuple[Exchange, int]
+"""An exchange of a batch."""
 
 
 class _Graph:
-    def __init__(
-        self, program: Sequence[Stage], ranks: Ranks, batches: int, delays: npt.ArrayLike
-    ) -> None:
-        self._program, self._ranks, self._batches = program, ranks, batches
-        self._main = np.arange(ranks.count)
-        talks = any(isinstance(stage, Begin) for stage in program)
-        transfers = any(np.any(getattr(stage, "transfer", 0.0)) for stage in program)
+    """Adds tasks lane by lane. Each lane goes on as far as the others let it."""
+
+    def __init__(self, lanes: Sequence[Lane], ranks: Ranks, batches: int) -> None:
+        self._lanes = lanes
+        self._in_order = [lane.in_order(batches) for lane in lanes]
+        # How many lanes take part in the exchanges of each group.
+        self._takes_part = Counter(
+            group for lane in lanes for group in {begin.exchange.group for begin in lane.begins()}
+        )
+        workers = sorted(
+            (rank, name)
+            for lane in lanes
+            for name in lane.workers()
+            for rank in lane.ranks.tolist()
+        )
+        thread = {worker: number for number, worker in enumerate(workers, ranks.count)}
+        self._workers = {
+            (number, name): np.array([thread[rank, name] for rank in lane.ranks.tolist()])
+            for number, lane in enumerate(lanes)
+            for name in lane.workers()
+        }
+        transfers = any(lane.transfers() for lane in lanes)
         if transfers and ranks.link is None:
-            raise ValueError("a stage has a transfer, but ranks have no link: give them one")
-        self._worker = ranks.count + self._main
-        self._link = self._worker + ranks.count * talks
-        self._builder = GraphBuilder(ranks.machine(talks, transfers))
-        # Of links with a burst, for each part of the bytes: time of all so far, and its tasks.
-        self._on_link: deque[tuple[npt.NDArray[np.float64], Tasks]] = deque()
-        if transfers and ranks.link and ranks.link.burst_bytes:
-            begins = self._builder.add("link begins", self._link)
-            self._on_link.append((np.zeros(ranks.count), begins))
-        self._delays = np.broadcast_to(np.asarray(delays, float), (ranks.count, batches))
-        # By exchange and batch: when all messages have come, and when they were released.
-        self._arrived: dict[str, dict[int, Tasks]] = defaultdict(dict)
-        self._released: dict[str, dict[int, Tasks]] = defaultdict(dict)
-        self._step = 0
+            raise ValueError("a step has a transfer, but ranks have no link: give them one")
+        link = ranks.link if transfers else None
+        self._builder = GraphBuilder(ranks.machine(workers, link))
+        self._link_tasks = None
+        if link is not None:
+            threads = ranks.count + len(workers) + np.arange(ranks.count)
+            self._link_tasks = LinkTasks(self._builder, link, threads)
+        self._last: dict[int, Tasks] = {}
+        self._meetings: defaultdict[_Key, _Meeting] = defaultdict(_Meeting)
+        # The collectives that each lane's workers were given and have not begun.
+        self._queues: defaultdict[tuple[int, str], deque[_Key]] = defaultdict(deque)
 
     def build(self) -> TaskGraph:
-        longest = max(getattr(stage, "lag", 0) for stage in self._program)
-        for step in range(self._batches + longest):
-            self._step = step
-            if step < self._batches and self._delays.any():
-                self._builder.add("delay", self._main, pause=self._delays[:, step], step=step)
-            for stage in self._program:
-                batch = step - getattr(stage, "lag", 0)
-                if 0 <= batch < self._batches:
-                    self._add(stage, batch)
+        current = [next(ops, None) for ops in self._in_order]
+        while any(item is not None for item in current):
+            before = list(current)
+            for lane, ops in enumerate(self._in_order):
+                while (item := current[lane]) is not None and self._add(lane, *item):
+                    current[lane] = next(ops, None)
+            if all(old is new for old, new in zip(before, current, strict=True)):
+                self._refuse_circle(current)
         return self._builder.build()
 
-    def _add(self, stage: Stage, batch: int) -> None:
-        match stage:
-            case Compute(name, work, pause):
-                self._on_main(name, work, batch, pause=pause)
-            case Post():
-                self._post(stage, batch)
-            case Collect(exchange, work):
-                arrived = self._arrived_of(exchange, batch)
-                done = self._on_main(f"collect {exchange}", work, batch, [After(arrived)])
-                self._released[exchange][batch] = done
+    def _refuse_circle(self, current: Sequence[tuple[Op, int, int] | None]) -> None:
+        stuck = [
+            f"rank {rank} for {item[0].exchange.name}"
+            for lane, item in zip(self._lanes, current, strict=True)
+            if item is not None and isinstance(item[0], Wait)
+            for rank in lane.ranks
+        ]
+        raise ValueError(f"ranks wait for each other in a circle: {', '.join(stuck)}")
+
+    def _add(self, lane: int, op: Op, batch: int, step: int) -> bool:
+        """Adds an op. Returns whether that was already possible."""
+        match op:
+            case Work(us, name, pause):
+                self._on_main(lane, name, us, batch, step, pause=pause)
             case Begin():
-                self._begin(stage, batch)
-            case Finish(collective, work):
-                done = self._arrived_of(collective, batch)
-                self._on_main(f"finish {collective}", work, batch, [After(done)])
+                self._begin(lane, op, batch, step)
+            case Wait(exchange):
+                meeting = self._meetings[exchange, batch]
+                if lane not in meeting.begun:
+                    raise ValueError(
+                        f"'{exchange.name}' of batch {batch} is waited for in step {step}, but "
+                        "begun later"
+                    )
+                if lane not in meeting.done:
+                    return False
+                _, begin = meeting.begun[lane]
+                verb = "collect" if isinstance(begin.by, Messages) else "finish"
+                after = [After(meeting.done[lane])]
+                name = f"{verb} {exchange.name}"
+                self._on_main(lane, name, begin.finish_us, batch, step, after=after)
+        return True
 
-    def _post(self, stage: Post, batch: int) -> None:
-        after = []
-        if stage.slots is not None and batch >= stage.slots:
-            released = self._released[stage.exchange].get(batch - stage.slots)
-            if released is None:
-                raise ValueError(
-                    f"exchange '{stage.exchange}' has {stage.slots} slots, but message "
-                    f"{batch - stage.slots} is read after message {batch} is posted: it needs more"
-                )
-            after = [After(self._builder.join("slots", [After(released)], step=self._step))]
-        posted = self._on_main(f"post {stage.exchange}", stage.work, batch, after)
-        sent = self._over_link(stage.exchange, posted, stage.transfer, batch)
-        self._arrived[stage.exchange][batch] = self._builder.join(
-            f"{stage.exchange} arrived",
-            [After(each, stage.latency) for each in sent],
-            step=self._step,
-        )
+    def _begin(self, lane: int, begin: Begin, batch: int, step: int) -> None:
+        if begin.work_us is not None:
+            verb = "post" if isinstance(begin.by, Messages) else "begin"
+            self._on_main(lane, f"{verb} {begin.exchange.name}", begin.work_us, batch, step)
+        key = begin.exchange, batch
+        meeting = self._meetings[key]
+        meeting.begun[lane] = self._last[lane], begin
+        if not isinstance(begin.by, Messages):
+            self._queues[lane, begin.by.worker].append(key)
+            self._run_workers(key, step)
+        elif self._all_have_begun(key):
+            written = {number: tasks for number, (tasks, _) in meeting.begun.items()}
+            self._end_together(key, f"{begin.exchange.name} arrived", written, step)
 
-    def _begin(self, stage: Begin, batch: int) -> None:
-        issued = self._on_main(f"begin {stage.collective}", stage.work, batch)
-        together = self._builder.join("all begin", [After(issued)], step=self._step)
-        done = self._builder.add(
-            stage.collective,
-            self._worker,
-            self._of(stage.worker, batch),
-            pause=self._of(stage.pause, batch),
-            after=[After(together)],
-            step=self._step,
-        )
-        sent = self._over_link(stage.collective, done, stage.transfer, batch)
-        self._arrived[stage.collective][batch] = self._builder.join(
-            f"{stage.collective} done",
-            [After(each, stage.latency) for each in sent],
-            step=self._step,
-        )
+    def _all_have_begun(self, key: _Key) -> bool:
+        return len(self._meetings[key].begun) == self._takes_part[key[0].group]
 
-    def _over_link(self, name: str, written: Tasks, transfer: PerRank, batch: int) -> list[Tasks]:
-        """Adds the tasks that send the messages that `written` has written. Returns those after
-        which they have passed the link.
+    def _run_workers(self, key: _Key, step: int) -> None:
+        """Runs a collective that all lanes have begun and all workers have come to, and those that
+        the workers come to next."""
+        ready = [key]
+        while ready:
+            key = ready.pop()
+            queues = [
+                self._queues[lane, _collective(begin).worker]
+                for lane, (_, begin) in self._meetings[key].begun.items()
+            ]
+            if self._all_have_begun(key) and all(queue and queue[0] == key for queue in queues):
+                self._run_collective(key, step)
+                for queue in queues:
+                    queue.popleft()
+                ready += [queue[0] for queue in queues if queue]
 
-        A burst passes at once if all bytes but a burst have had their time on the link.
-        """
-        if not np.any(transfer):
-            return [written]
-        link = self._ranks.link
-        assert link is not None
-        whole = np.broadcast_to(self._of(transfer, batch), len(self._main))
-        if not link.burst_bytes:
-            return [self._pass(name, whole, [After(written)])]
-        burst = link.burst_us(whole)
-        at_once = np.minimum(whole, burst)
-        after = [After(written)]
-        for part in (whole - at_once, *[at_once / _BURST_PARTS] * _BURST_PARTS):
-            passed = self._pass(name, part, after)
-            after = []
-            self._on_link.append((self._on_link[-1][0] + part, passed))
-        due = self._on_link[-1][0] - burst
-        while len(self._on_link) > 1 and (self._on_link[1][0] <= due).all():
-            self._on_link.popleft()
-        reached = np.array([total >= due - _ROUNDING for total, _ in self._on_link])
-        tasks = np.array([tasks for _, tasks in self._on_link])
-        return [written, tasks[reached.argmax(axis=0), self._main]]
-
-    def _pass(self, name: str, transfer: npt.NDArray[np.float64], after: list[After]) -> Tasks:
-        return self._builder.add(
-            f"{name} on the link", self._link, transfer, after=after, step=self._step
-        )
-
-    def _arrived_of(self, name: str, batch: int) -> Tasks:
-        arrived = self._arrived[name].get(batch)
-        if arrived is None:
-            raise ValueError(
-                f"'{name}' of batch {batch} is waited for in step {self._step}, but begun later"
+    def _run_collective(self, key: _Key, step: int) -> None:
+        (exchange, batch), meeting = key, self._meetings[key]
+        came = [self._come(lane, *begun, step) for lane, begun in meeting.begun.items()]
+        together = self._builder.join("all begin", came, step=step)
+        for lane, (_, begin) in meeting.begun.items():
+            by = _collective(begin)
+            meeting.done[lane] = self._builder.add(
+                exchange.name,
+                self._workers[lane, by.worker],
+                _of_batch(by.worker_us, batch),
+                pause=_of_batch(by.pause_us, batch) if isinstance(by, PlannedCollective) else 0.0,
+                after=[After(together)],
+                step=step,
             )
-        return arrived
+        if any(isinstance(begin.by, PlannedCollective) for _, begin in meeting.begun.values()):
+            self._end_together(key, f"{exchange.name} done", meeting.done, step)
+
+    def _come(self, lane: int, begun: Tasks, begin: Begin, step: int) -> After:
+        """Returns what a collective waits for before it begins."""
+        by = _collective(begin)
+        if isinstance(by, PlannedCollective):
+            return After(begun)
+        name, after = f"{begin.exchange.name} begins", [After(begun, by.latency_us)]
+        return After(
+            self._builder.add(name, self._workers[lane, by.worker], after=after, step=step)
+        )
+
+    def _end_together(self, key: _Key, name: str, written: Mapping[int, Tasks], step: int) -> None:
+        """Ends an exchange for all ranks, when what each lane has written is there."""
+        (exchange, batch), meeting = key, self._meetings[key]
+        there: list[After] = []
+        for lane, (_, begin) in meeting.begun.items():
+            by, passed = begin.by, [written[lane]]
+            assert not isinstance(by, SeenCollective)
+            if self._link_tasks is not None and np.any(by.transfer_us):
+                transfer = np.broadcast_to(_of_batch(by.transfer_us, batch), written[lane].shape)
+                passed = self._link_tasks.send(exchange.name, written[lane], transfer, step)
+            there += [After(tasks, by.latency_us) for tasks in passed]
+        meeting.done = dict.fromkeys(meeting.begun, self._builder.join(name, there, step=step))
 
     def _on_main(
         self,
+        lane: int,
         name: str,
         work: PerRank,
         batch: int,
-        after: Sequence[After] = (),
+        step: int,
+        *,
         pause: PerRank = 0.0,
-    ) -> Tasks:
-        return self._builder.add(
+        after: Sequence[After] = (),
+    ) -> None:
+        self._last[lane] = self._builder.add(
             name,
-            self._main,
-            self._of(work, batch),
-            pause=self._of(pause, batch),
+            self._lanes[lane].ranks,
+            _of_batch(work, batch),
+            pause=_of_batch(pause, batch),
             after=after,
-            step=self._step,
+            step=step,
         )
 
-    def _of(self, each: PerRank, batch: int) -> npt.NDArray[np.float64]:
-        durations = np.asarray(each, float)
-        return durations[:, batch] if durations.ndim == 2 else durations
+
+def _collective(begin: Begin) -> PlannedCollective | SeenCollective:
+    assert not isinstance(begin.by, Messages)
+    return begin.by
+
+
+def _of_batch(each: PerRank, batch: int) -> Floats:
+    durations = np.asarray(each, float)
+    return durations[:, batch] if durations.ndim == 2 else durations

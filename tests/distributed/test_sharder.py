@@ -66,13 +66,6 @@ def test_arguments_are_given_as_to_torchrec(
     assert made.fused_params == UNNAMED | SGD
 
 
-@pytest.mark.parametrize("sharder", SHARDERS)
-def test_both_arguments_have_defaults(sharder: type) -> None:
-    made: Any = sharder()
-    assert made._config == BLSConfig()
-    assert made.fused_params == UNNAMED
-
-
 @pytest.mark.parametrize(
     ("positional", "named", "message"),
     [

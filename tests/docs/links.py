@@ -1,8 +1,4 @@
-"""The links of all pages: those between files, and those to the Internet.
-
-`python -m tests.docs.links > tests/docs/external_links.txt` takes over external links that were
-added or left out.
-"""
+"""The links of all pages: those between files, and those to the Internet."""
 
 import re
 from collections import Counter
@@ -11,7 +7,6 @@ from pathlib import Path
 
 from tests.paths import ROOT
 
-EXTERNAL = Path(__file__).with_name("external_links.txt")
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
 )
@@ -47,7 +42,3 @@ def external() -> list[str]:
 def _slug(heading: str) -> str:
     words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-
-
-if __name__ == "__main__":
-    print("\n".join(external()))

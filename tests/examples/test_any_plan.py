@@ -137,7 +137,7 @@ def find_wrong_answers(rank: int, programs: dict[str, str]) -> tuple[list[str], 
 
 def test_all_taught_models_are_found() -> None:
     assert set(PROGRAMS) == {
-        "examples/demo/model.py",
+        "examples/dlrm.py",
         "examples/quickstart.py",
         "first-model/first_model.py",
         "new-weights/served.py",

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ExecutionTraceObserver
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec_bls.sharding.simulation.recorded.recording import Begin
 from torchrec_bls.sharding.simulation.recorded.replay import replay
 
 from tests.distributed.dlrm import make_batch, make_dlrm
@@ -24,6 +23,7 @@ from torchrec_bls.observe.traces.execution_trace import read_execution_trace
 from torchrec_bls.observe.traces.kineto import METADATA, TraceError, execution_trace_of
 from torchrec_bls.observe.traces.lateness import lateness_of
 from torchrec_bls.observe.traces.read_job import read_job, traces_in
+from torchrec_bls.rank_steps import Begin, SeenCollective
 
 RANKS, STEPS, LATE = 2, 6, 1
 # Much longer than a step, and than what other processes keep a rank waiting for.
@@ -136,10 +136,12 @@ def test_gloo_leaves_groups_and_sequence_numbers_to_the_flight_recorder(training
         sequences = [each["sequence"] for each in collectives[i::2]]
         assert sequences == list(range(sequences[0], sequences[0] + STEPS))
     assert collectives[0]["input_sizes"] == [[32, 64]]
-    begins = [
-        op for op in read_job(traces_in(training)).recording.ranks[0][0] if isinstance(op, Begin)
+    first_step = read_job(traces_in(training)).recording.ranks[0][0]
+    seen = [op.by for op in first_step if isinstance(op, Begin)]
+    assert [each.sent_bytes for each in seen if isinstance(each, SeenCollective)] == [
+        4 * 32 * 64,
+        4 * (64 * 64 + 64 + 64 + 1),
     ]
-    assert [begin.sent_bytes for begin in begins] == [4 * 32 * 64, 4 * (64 * 64 + 64 + 64 + 1)]
     # What Kineto and the execution trace have of them by themselves.
     works = [event for event in content["traceEvents"] if event["name"].startswith("gloo:")]
     assert works and not any("Collective name" in event["args"] for event in works)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demo.settings import Settings, draw_delays
 from torchrec.datasets.utils import Batch
 
+from benchmarks.demo.settings import Settings, draw_delays
 from tests.distributed.dlrm import make_batch, make_dlrm
 from tests.processes import run
 from tests.tiers import slow_but

@@ -4,10 +4,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from torchrec_bls.cli.choices import check_choices, choices_of, chosen_of
-from torchrec_bls.cli.codec_costs import codec_costs
 from torchrec_bls.cli.help import examples
 from torchrec_bls.cli.job_options import add_job_options, check_job_options
 from torchrec_bls.cli.simulate_trace import simulate_trace
@@ -98,7 +98,7 @@ def _simulate(options: argparse.Namespace) -> int:
             options.seed,
             host=None if host is None else host.costs,
             dense=DenseSteps(forward_us=options.dense_ms * _US_PER_MS),
-            codecs=codec_costs(options.codec, workload),
+            codecs=_codecs(options.codec, workload),
         )
         check_choices(choices, bounds, simulation.codecs)
         if "plan" in choices:
@@ -123,6 +123,19 @@ def _simulate(options: argparse.Namespace) -> int:
         print(f"torchrec-bls simulate: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _codecs(text: str, workload: Any) -> list[Any]:
+    """Returns the costs of codecs, timed on rows of the tables' median width."""
+    from torchrec_bls.sharding.simulation.wire.codecs import FP32
+
+    names = [name.strip() for name in text.split(",")]
+    if names == [FP32.name]:
+        return [FP32]
+    # Imports torch, which takes seconds.
+    from torchrec_bls.sharding.calibration.codec_costs import measure_codecs
+
+    return list(measure_codecs(names, median_low(table.dim for table in workload.tables)))
 
 
 def _job(options: argparse.Namespace) -> Any:

@@ -20,10 +20,10 @@ def add_command(commands: Any) -> None:
         "trace",
         help="join the profiler's traces of all ranks: who waited for whom",
         description="Joins the traces of all ranks of a job: one with bounded-lag modules, or any "
-        "over gloo. torch.profiler's export_chrome_trace or record_step wrote them. Finds out how "
-        "far the clocks are apart, and says who waited for whom. For inference at bound 0 it also "
-        "says what a bound would save. Exit status 1: the traces are not those of all ranks of a "
-        "job.",
+        "over gloo. record_step wrote them, or for bounded-lag modules torch.profiler's "
+        "export_chrome_trace. Finds out how far the clocks are apart, and says who waited for "
+        "whom. For inference at bound 0 it also says what a bound would save. Exit status 1: the "
+        "traces are not those of all ranks of a job.",
         epilog=examples(
             "trace traces --perfetto all.json",
             "trace traces --profile profile.json",

@@ -42,6 +42,7 @@ class Machine:
         wake_us: time that a sleeping thread needs to run again after its wait has ended.
         links: number of pools, the last ones, that are links and have no cores. A task on a link is
             bytes that pass; its thread neither spins nor sleeps.
+        threads: rank and name of each thread, for people; may be empty.
     """
 
     cores: tuple[int, ...]
@@ -49,6 +50,7 @@ class Machine:
     spin_us: float = 0.0
     wake_us: float = 0.0
     links: int = 0
+    threads: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError for an impossible machine."""

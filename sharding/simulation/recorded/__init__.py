@@ -1,1 +1,1 @@
-"""Recorded jobs: their replay, and their rating by the paper's algorithm."""
+"""Recorded jobs, and their replay."""

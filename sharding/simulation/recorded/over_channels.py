@@ -1,13 +1,22 @@
-"""A job recorded over a process group, as if its exchanges went over bounded-lag channels."""
+"""A recorded job, as if its exchanges went over bounded-lag channels."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torchrec_bls.rank_steps import Begin, Exchange, Messages, Recording, SeenCollective
+
 from ...cost_interface import CostModel
-from .recording import Begin, Exchange, Recording
+
+_TakesUs = Callable[[int, Exchange, SeenCollective], float]
+
+
+def as_messages(recording: Recording) -> Recording:
+    """Returns the job with messages that nobody answers in place of collectives. Reading them takes
+    the main thread as long as the collectives took."""
+    return _with_messages(recording, lambda number, exchange, seen: seen.worker_us)
 
 
 def over_channels(recording: Recording, model: CostModel) -> Recording:
@@ -31,11 +40,15 @@ def over_channels(recording: Recording, model: CostModel) -> Recording:
                 if isinstance(op, Begin):
                     sent[number, op.exchange].append(_sent_bytes(op))
     took_us = {key: _all_to_all_us(each, model) for key, each in sent.items()}
+    return _with_messages(recording, lambda number, exchange, seen: took_us[number, exchange])
+
+
+def _with_messages(recording: Recording, takes_us: _TakesUs) -> Recording:
     ranks = [
         [
             [
-                replace(op, took_us=took_us[number, op.exchange], worker=None, latency_us=0.0)
-                if isinstance(op, Begin)
+                replace(op, by=Messages(), finish_us=takes_us(number, op.exchange, op.by))
+                if isinstance(op, Begin) and isinstance(op.by, SeenCollective)
                 else op
                 for op in step
             ]
@@ -47,17 +60,17 @@ def over_channels(recording: Recording, model: CostModel) -> Recording:
 
 
 def _sent_bytes(begin: Begin) -> float:
-    if begin.worker is None:
+    if not isinstance(begin.by, SeenCollective):
         raise ValueError(
             "the job was recorded over bounded-lag channels: its exchanges take what they took, "
             "and need no profile"
         )
-    if begin.sent_bytes is None:
+    if begin.by.sent_bytes is None:
         raise ValueError(
             f"how many bytes {begin.exchange.name} of process group '{begin.exchange.group}' sent "
             "was not recorded: record the job with torchrec_bls.observe.record_step"
         )
-    return begin.sent_bytes
+    return begin.by.sent_bytes
 
 
 def _all_to_all_us(sent: Sequence[float], model: CostModel) -> float:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
-from .recording import Begin, Exchange, Op, Recording, Wait, Work
-
-Staged = list[list[list[list[Op]]]]
-"""Ops by rank, step and stage."""
+from torchrec_bls.rank_steps import Begin, Exchange, Op, Recording, Steps, Wait, Work
 
 
-def staged(recording: Recording) -> Staged:
-    """Returns the steps, cut into stages where a rank waits.
+def staged(recording: Recording, bound: int) -> tuple[list[Steps], int]:
+    """Returns the steps of each rank, cut into stages where it waits, and the last stage's lag.
 
-    A rank waits for an exchange in the stage after the one that begins it, on all ranks alike. With
-    a bound, each stage is that many batches behind the stage before, as in BoundedLagPipeline.
+    A rank waits for an exchange in the stage after the one that begins it, on all ranks alike. Each
+    stage is `bound` batches behind the stage before, as in BoundedLagPipeline.
 
     Raises:
         ValueError: exchanges wait for each other in a circle.
     """
     stage = _stages_of_exchanges(recording)
     last = 1 + max(stage.values(), default=-1)
-    return [[_cut(step, stage, last) for step in steps] for steps in recording.ranks]
+    ranks: list[Steps] = []
+    for steps in recording.ranks:
+        cut = [_cut(step, stage, last) for step in steps]
+        ranks.append([_of_older_batches(cut, number, bound) for number in range(len(cut))])
+    return ranks, last * bound
+
+
+def _of_older_batches(cut: Sequence[list[list[Op]]], step: int, bound: int) -> list[Op]:
+    """Returns what a rank does in a step: in each stage what was recorded of its batch."""
+    return [
+        replace(op, lag=stage * bound)
+        for stage in range(len(cut[0]))
+        for op in cut[(step - stage * bound) % len(cut)][stage]
+    ]
 
 
 def _stages_of_exchanges(recording: Recording) -> dict[Exchange, int]:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from torchrec_bls.sharding.costs.profile import load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
-from torchrec_bls.sharding.simulation.recorded.recording import Wait
 from torchrec_bls.sharding.simulation.recorded.replay import replay
 
 from tests.observe.traces.gloo_jobs import CALL_US, SENT_FLOATS, TOOK_US, GlooJob, written
@@ -20,6 +19,7 @@ from torchrec_bls.observe.traces.kineto import TraceError
 from torchrec_bls.observe.traces.lateness import lateness_of
 from torchrec_bls.observe.traces.read_job import read_job
 from torchrec_bls.observe.traces.recorded_job import RecordedJob
+from torchrec_bls.rank_steps import Wait
 
 RANKS, BATCHES = 4, 24
 
@@ -34,17 +34,14 @@ def job_of(folder: Path, traces: list[dict[str, Any]]) -> RecordedJob:
 
 
 @pytest.mark.parametrize("where", [0, 1], ids=["loading", "forward"])
-@pytest.mark.parametrize("recorded", [True, False], ids=["record_step", "profiler"])
-def test_the_late_rank_is_named_and_clocks_are_recovered(
-    tmp_path: Path, where: int, recorded: bool
-) -> None:
+def test_the_late_rank_is_named_and_clocks_are_recovered(tmp_path: Path, where: int) -> None:
     right = 0
     for seed in range(8):
         late = seed % RANKS
         work = durations(seed)
         work[where][late] += 1000
         offsets = np.random.default_rng(seed).uniform(-50_000, 50_000, RANKS)
-        found = job_of(tmp_path, GlooJob(*work).traces(offsets, recorded=recorded))
+        found = job_of(tmp_path, GlooJob(*work).traces(offsets))
         assert np.abs(found.offsets - (offsets - offsets[0])).max() < 100
         right += lateness_of(found).slowest == late
     assert right == 8
@@ -255,8 +252,14 @@ def test_traces_that_do_not_join(tmp_path: Path, change: Any, message: str) -> N
         job_of(tmp_path, traces)
 
 
+def test_collectives_of_the_profiler_alone(tmp_path: Path) -> None:
+    traces = GlooJob(*durations(12)).traces(np.zeros(RANKS), recorded=False)
+    with pytest.raises(TraceError, match=r"profiler alone never do: record them with torchrec"):
+        job_of(tmp_path, traces)
+
+
 def test_calls_that_gloo_did_otherwise(tmp_path: Path) -> None:
-    traces = GlooJob(*durations(10)).traces(np.zeros(RANKS), recorded=False)
+    traces = GlooJob(*durations(10)).traces(np.zeros(RANKS))
     name = next(e for e in traces[1]["traceEvents"] if e["name"].startswith("c10d"))
     name["name"] = "c10d::barrier"
     with pytest.raises(
@@ -266,9 +269,9 @@ def test_calls_that_gloo_did_otherwise(tmp_path: Path) -> None:
 
 
 def test_clocks_that_nothing_relates(tmp_path: Path) -> None:
-    traces = GlooJob(*durations(11)).traces(np.zeros(RANKS), recorded=False)
+    traces = GlooJob(*durations(11)).traces(np.zeros(RANKS))
     for trace in traces:
-        for event in trace["traceEvents"]:
+        for event in (*trace["traceEvents"], *trace["torchrec_bls"]["collectives"]):
             event["name"] = event["name"].replace("alltoall_base_", "broadcast_")
             event["name"] = event["name"].replace("all_to_all", "broadcast")
     with pytest.raises(UnrelatedClocksError, match="no collective is one of all ranks"):

@@ -28,10 +28,11 @@ from torchrec_bls.sharding.simulation.data_parallel import (
 )
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.plan_steps import program_of
-from torchrec_bls.sharding.simulation.program import Compute, Ranks, graph_of
+from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 
 from tests.processes import run
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
+from torchrec_bls.rank_steps import Work
 
 COSTS = AdditiveTestCosts()
 COSTS.all_reduce_us = 30.0  # and 2 for 1,000 bytes
@@ -141,7 +142,7 @@ def test_overlap_by_hand_on_a_core_for_each_rank() -> None:
 def test_late_ranks_hold_up_all_reduces_but_not_the_backward() -> None:
     late = replace(_steps(), buckets=tuple(replace(each, work_us=0.0) for each in _steps().buckets))
     program = data_parallel_program(late)
-    program[0] = Compute("load", [0.0, 100.0])
+    program[0] = Work([0.0, 100.0], "load")
     timeline = simulate(graph_of(program, Ranks.on_hosts(2, 2, 4), 1))
     backward = timeline.end[timeline.graph.called("dense backward")].reshape(-1, 2)
     assert backward.tolist() == [[16.0, 116.0], [16.0, 116.0]]

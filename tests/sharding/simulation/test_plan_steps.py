@@ -193,4 +193,4 @@ def test_a_rank_alone_exchanges_nothing() -> None:
     job = roomy(1)
     plan = search(make_problem(workload, job, COSTS)).plan
     names = [type(stage).__name__ for stage in program_of(plan, workload, job, COSTS)]
-    assert set(names) == {"Compute"}
+    assert set(names) == {"Work"}

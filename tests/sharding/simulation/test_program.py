@@ -10,19 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec_bls.sharding.simulation.engine.timeline import Timeline, simulate
-from torchrec_bls.sharding.simulation.program import (
-    Begin,
-    Collect,
-    Compute,
-    Finish,
-    Post,
-    Ranks,
-    Stage,
-    graph_of,
-)
+from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 
 from torchrec_bls.observe import ideal_finish_times
+from torchrec_bls.rank_steps import (
+    Begin,
+    Exchange,
+    Messages,
+    Op,
+    PlannedCollective,
+    Wait,
+    Work,
+)
 
+_ROWS, _SUM = Exchange("rows"), Exchange("sum")
 _DURATIONS = st.integers(0, 80).map(lambda eighths: eighths / 8)
 
 
@@ -35,12 +36,12 @@ def _alone(ranks: int) -> Ranks:
     return Ranks.on_hosts(ranks, per_host=ranks, cores=2 * ranks)
 
 
-def _one_exchange(before: Any, after: Any, bound: int) -> list[Stage]:
+def _one_exchange(before: Any, after: Any, bound: int) -> list[Op]:
     return [
-        Compute("before", before),
-        Post("rows", 0.0),
-        Collect("rows", 0.0, lag=bound),
-        Compute("after", after, lag=bound),
+        Work(before, "before"),
+        Begin(_ROWS, Messages(), work_us=0.0),
+        Wait(_ROWS, lag=bound),
+        Work(after, "after", lag=bound),
     ]
 
 
@@ -89,45 +90,29 @@ def test_more_lag_is_never_slower_with_a_core_each(data: Any, ranks: int, steps:
 def test_twice_as_many_slots_as_may_be_under_way_are_never_waited_for(
     data: Any, ranks: int, steps: int, bound: int
 ) -> None:
+    """The simulation knows no slots: when a rank posts into one again, all others have read it."""
     before, after = data.draw(_times(ranks, steps)), data.draw(_times(ranks, steps))
-    program = _one_exchange(before, after, bound)
-    unlimited = simulate(graph_of(program, _alone(ranks), steps))
-    program[1] = Post("rows", 0.0, slots=2 * (bound + 1))
-    limited = simulate(graph_of(program, _alone(ranks), steps))
-    assert limited.end.max() == unlimited.end.max()
+    timeline = simulate(graph_of(_one_exchange(before, after, bound), _alone(ranks), steps))
+    posted = timeline.start[timeline.graph.called("post rows")].reshape(-1, ranks).T
+    read = _ends_of_batches(timeline, "collect rows", ranks)
+    slots = 2 * (bound + 1)
+    reused = max(steps - slots, 0)
+    assert (posted[:, slots:].min(axis=0) >= read[:, :reused].max(axis=0)).all()
 
 
-def test_fewer_slots_are_waited_for() -> None:
-    # Rank 0 has nothing to do, and rank 1 reads late: with two slots for a lag of 1, message 2 of
-    # rank 0 waits until rank 1 has read its message 0.
-    after = np.array([[0.0] * 4, [10.0] * 4])
-    program = _one_exchange(0.0, after, bound=1)
-    program[1] = Post("rows", 0.0, slots=2)
-    timeline = simulate(graph_of(program, _alone(2), 4))
-    posts = timeline.start[timeline.graph.called("post rows")].reshape(-1, 2)
-    released = _ends_of_batches(timeline, "collect rows", 2).max(axis=0)
-    assert (posts[2:, 0] >= released[:2]).all()
-
-
-def test_too_few_slots_are_refused() -> None:
-    program = _one_exchange(0.0, 0.0, bound=2)
-    program[1] = Post("rows", 0.0, slots=2)
-    with pytest.raises(ValueError, match=r"'rows' has 2 slots, but message 0 is read after"):
-        graph_of(program, _alone(2), 4)
-
-
-@pytest.mark.parametrize("waits", [Collect("rows", 0.0), Finish("rows")])
-def test_what_nobody_begins_is_not_waited_for(waits: Stage) -> None:
+@pytest.mark.parametrize("by", [None, Messages(), PlannedCollective(1.0)])
+def test_what_nobody_has_begun_is_not_waited_for(by: Messages | PlannedCollective | None) -> None:
+    later = [] if by is None else [Begin(_ROWS, by, work_us=0.0)]
     with pytest.raises(ValueError, match="'rows' of batch 0 is waited for in step 0"):
-        graph_of([waits], _alone(2), 4)
+        graph_of([Wait(_ROWS), *later], _alone(2), 4)
 
 
 def test_a_collective_begins_when_all_are_there_and_overlaps_with_what_follows() -> None:
     program = [
-        Compute("before", [1.0, 5.0]),
-        Begin("sum", 1.0, worker=10.0, latency=2.0),
-        Compute("meanwhile", 7.0),
-        Finish("sum", 1.0),
+        Work([1.0, 5.0], "before"),
+        Begin(_SUM, PlannedCollective(10.0, latency_us=2.0), work_us=1.0, finish_us=1.0),
+        Work(7.0, "meanwhile"),
+        Wait(_SUM),
     ]
     # Begun at 2 and 6: from 6 to 16 on both, seen at 18; meanwhile until 9 and 13.
     timeline = simulate(graph_of(program, _alone(2), 1))
@@ -135,28 +120,29 @@ def test_a_collective_begins_when_all_are_there_and_overlaps_with_what_follows()
 
 
 def test_collectives_take_cores_from_what_runs_meanwhile() -> None:
-    program = [Begin("sum", 0.0, worker=10.0), Compute("meanwhile", 10.0), Finish("sum")]
+    program = [Begin(_SUM, PlannedCollective(10.0), 0.0), Work(10.0, "meanwhile"), Wait(_SUM)]
     two_on_two = Ranks.on_hosts(2, per_host=2, cores=2)
     timeline = simulate(graph_of(program, two_on_two, 1))
     assert timeline.end.max() == pytest.approx(20.0)
 
 
 def test_while_a_collective_waits_others_have_its_core() -> None:
-    program = [Begin("sum", 0.0, worker=10.0, pause=30.0), Compute("meanwhile", 10.0)]
+    rest = [Work(10.0, "meanwhile"), Wait(_SUM)]
+    program = [Begin(_SUM, PlannedCollective(10.0, pause_us=30.0), 0.0), *rest]
     one_core = Ranks.on_hosts(2, per_host=2, cores=1)
     # Four threads have ten each until 40; then nobody needs the core, until 70.
-    timeline = simulate(graph_of([*program, Finish("sum")], one_core, 1))
+    timeline = simulate(graph_of(program, one_core, 1))
     assert timeline.end.max() == pytest.approx(70.0)
-    all_work = [Begin("sum", 0.0, worker=40.0), Compute("meanwhile", 10.0), Finish("sum")]
+    all_work = [Begin(_SUM, PlannedCollective(40.0), 0.0), *rest]
     assert simulate(graph_of(all_work, one_core, 1)).end.max() == pytest.approx(100.0)
 
 
 def test_pinned_ranks_do_not_share() -> None:
     pinned = Ranks(2, cores=(1, 1), pool=(0, 1))
-    timeline = simulate(graph_of([Compute("work", [10.0, 4.0])], pinned, 1))
+    timeline = simulate(graph_of([Work([10.0, 4.0])], pinned, 1))
     assert timeline.end.tolist() == [10.0, 4.0]
     together = Ranks.on_hosts(2, per_host=2, cores=1)
-    assert simulate(graph_of([Compute("work", [10.0, 4.0])], together, 1)).end.max() == 14.0
+    assert simulate(graph_of([Work([10.0, 4.0])], together, 1)).end.max() == 14.0
 
 
 def _linked(ranks: int, per_host: int, **others: float) -> Ranks:
@@ -165,8 +151,8 @@ def _linked(ranks: int, per_host: int, **others: float) -> Ranks:
 
 def _sent(ranks: Ranks, before: list[float], transfer: float) -> list[float]:
     """Returns when each rank's messages of one exchange have passed the link."""
-    post = Post("rows", 0.0, transfer=transfer)
-    program = [Compute("before", before), post, Collect("rows", 0.0)]
+    post = Begin(_ROWS, Messages(transfer_us=transfer), work_us=0.0)
+    program = [Work(before, "before"), post, Wait(_ROWS)]
     timeline = simulate(graph_of(program, ranks, 1))
     return timeline.end[timeline.graph.called("rows on the link")].tolist()
 
@@ -184,13 +170,15 @@ def test_bytes_on_a_link_neither_spin_nor_wake() -> None:
 
 
 def test_a_message_is_read_once_it_has_passed_the_link() -> None:
-    program = [Post("rows", 1.0, latency=2.0, transfer=[10.0, 30.0]), Collect("rows", 5.0)]
+    messages = Messages(latency_us=2.0, transfer_us=[10.0, 30.0])
+    program = [Begin(_ROWS, messages, work_us=1.0, finish_us=5.0), Wait(_ROWS)]
     timeline = simulate(graph_of(program, _linked(2, 1), 1))
     assert timeline.end[timeline.graph.called("collect rows")].tolist() == [38.0, 38.0]
 
 
 def test_a_collective_ends_once_it_has_passed_the_link() -> None:
-    program = [Begin("sum", 1.0, worker=4.0, latency=2.0, transfer=[10.0, 30.0]), Finish("sum")]
+    by = PlannedCollective(4.0, latency_us=2.0, transfer_us=[10.0, 30.0])
+    program = [Begin(_SUM, by, work_us=1.0), Wait(_SUM)]
     ranks = _linked(2, 1)
     graph = graph_of(program, ranks, 1)
     assert simulate(graph).end[graph.called("finish sum")].tolist() == [37.0, 37.0]
@@ -199,8 +187,8 @@ def test_a_collective_ends_once_it_has_passed_the_link() -> None:
 
 
 def test_a_transfer_takes_a_link() -> None:
-    with pytest.raises(ValueError, match="a stage has a transfer, but ranks have no link"):
-        graph_of([Post("rows", 1.0, transfer=1.0), Collect("rows", 1.0)], _alone(2), 1)
+    with pytest.raises(ValueError, match="a step has a transfer, but ranks have no link"):
+        graph_of([Begin(_ROWS, Messages(transfer_us=1.0), 1.0), Wait(_ROWS)], _alone(2), 1)
 
 
 @pytest.mark.parametrize(
@@ -224,9 +212,9 @@ def test_what_lag_is_worth(text: str, by_bound: list[float]) -> None:
     found = []
     for bound in (0, 1, 2, 4, 8, 16):
         program = [
-            Post("rows", 0.0),
-            Collect("rows", 0.0, bound),
-            Compute("dense", 5000.0, 0.0, bound),
+            Begin(_ROWS, Messages(), work_us=0.0),
+            Wait(_ROWS, bound),
+            Work(5000.0, "dense", lag=bound),
         ]
         timeline = simulate(graph_of(program, _alone(4), steps, delays))
         found.append(timeline.end.max() / steps / 1000)

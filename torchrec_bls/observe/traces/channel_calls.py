@@ -16,14 +16,7 @@ import numpy.typing as npt
 from torchrec_bls.observe.traces.clock_offsets import clock_offsets
 from torchrec_bls.observe.traces.kineto import HOW, KinetoTrace, TraceError
 from torchrec_bls.observe.traces.recorded_job import RankWait, RecordedJob, check_ranks
-from torchrec_bls.sharding.simulation.recorded.recording import (
-    Begin,
-    Exchange,
-    Op,
-    Recording,
-    Wait,
-    Work,
-)
+from torchrec_bls.rank_steps import Begin, Exchange, Messages, Op, Recording, Wait, Work
 
 Floats = npt.NDArray[np.float64]
 
@@ -147,7 +140,6 @@ def join(traces: Sequence[ChannelCalls]) -> JoinedTraces:
 def job_of_channels(joined: JoinedTraces) -> RecordedJob:
     """Returns the job whose posts and waits were joined."""
     _, ranks, steps = joined.start.shape
-    channels = [channel for channel, action in joined.calls if action == "post"]
     sent = {
         channel: joined.end[i]
         for i, (channel, action) in enumerate(joined.calls)
@@ -161,8 +153,7 @@ def job_of_channels(joined: JoinedTraces) -> RecordedJob:
         waits=list(_waits(joined, sent)),
         recording=Recording(
             ranks=[_lane(joined, rank, sent) for rank in range(ranks)],
-            members=dict.fromkeys(channels, range(ranks)),
-            trains=any("gradients" in channel for channel in channels),
+            trains=any("gradients" in channel for channel, _ in joined.calls),
             bound=joined.bound,
         ),
     )
@@ -190,14 +181,14 @@ def _lane(joined: JoinedTraces, rank: int, sent: dict[str, Floats]) -> list[list
     for step in range(start.shape[1]):
         ops: list[Op] = []
         for i, (channel, action) in enumerate(joined.calls):
-            exchange = Exchange(channel, 0, channel)
+            exchange = Exchange(channel, group=channel)
             ops.append(Work(max(0.0, float(start[i, step] - now))))
             now = end[i, step]
             if action == "wait":
                 ops.append(Wait(exchange))
             else:
                 ops.append(Work(float(now - start[i, step])))
-                ops.append(Begin(exchange, took_us=float(reading[channel][step])))
+                ops.append(Begin(exchange, Messages(), finish_us=float(reading[channel][step])))
         lane.append(ops)
     return lane
 

@@ -201,11 +201,13 @@ def _called(event: Event) -> str | None:
 
 
 def _in_order(trace: KinetoTrace, events: list[Event]) -> list[Event]:
-    """Sorts by the record-function id: a work gets its id when it is called for. Without ids from
-    the profiler it sorts by time."""
-    ids = [trace.id_of(event) for event in events]
-    key = trace.id_of if all(ids) else lambda event: trace.span(event)[0]
-    return sorted(events, key=key)
+    """Sorts by the record-function id: a work gets its id when it is called for."""
+    if not all(map(trace.id_of, events)):
+        raise TraceError(
+            f"{trace.source} does not say which call made which of gloo's collectives, as traces "
+            f"of the profiler alone never do: {_RECORD}"
+        )
+    return sorted(events, key=trace.id_of)
 
 
 def _thread(trace: KinetoTrace, event: Event) -> int:
@@ -217,14 +219,9 @@ def _thread(trace: KinetoTrace, event: Event) -> int:
 
 def _calls_of(trace: KinetoTrace, calls: Sequence[Event], works: Sequence[Event]) -> list[Event]:
     """Returns the call that made each work: the last call before it."""
-    if all(map(trace.id_of, (*calls, *works))):
-        ids = [trace.id_of(call) for call in calls]
-        made_by = [bisect_left(ids, trace.id_of(work)) - 1 for work in works]
-        found = [calls[number] for number in made_by if number >= 0]
-    else:
-        size = trace.job.world_size or 1
-        several = "c10d::reduce_scatter_"  # makes an all-reduce for each rank
-        found = [call for call in calls for _ in range(size if call.name == several else 1)]
+    ids = [trace.id_of(call) for call in calls]
+    made_by = [bisect_left(ids, trace.id_of(work)) - 1 for work in works]
+    found = [calls[number] for number in made_by if number >= 0]
     if len(found) < len(works):
         raise TraceError(
             f"{trace.source}: rank {trace.rank} called {len(calls)} collectives, but gloo did "

@@ -14,14 +14,7 @@ from torchrec_bls.observe.traces.clock_offsets import UnrelatedClocksError
 from torchrec_bls.observe.traces.collectives import Collective, RankSteps
 from torchrec_bls.observe.traces.kineto import TraceError
 from torchrec_bls.observe.traces.recorded_job import RankWait, RecordedJob
-from torchrec_bls.sharding.simulation.recorded.recording import (
-    Begin,
-    Exchange,
-    Op,
-    Recording,
-    Wait,
-    Work,
-)
+from torchrec_bls.rank_steps import Begin, Exchange, Op, Recording, SeenCollective, Wait, Work
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,7 +59,7 @@ def join_collectives(ranks: Sequence[RankSteps]) -> RecordedJob:
         offsets=offsets,
         step_us=float(np.mean(spans)) / len(numbers),
         waits=list(_waits(meetings, numbers, offsets)),
-        recording=Recording(lanes, members, trains=any(own.trains for own in ranks)),
+        recording=Recording(lanes, trains=any(own.trains for own in ranks)),
     )
 
 
@@ -107,7 +100,7 @@ def _meetings(
                     f"{what} is {_described(own[number])} on rank {rank}, but {_described(other)} "
                     f"on rank {most}: these are traces of different jobs, or of different steps"
                 )
-        exchange = Exchange(group, number, f"{other.name} {number}")
+        exchange = Exchange(f"{other.name} {number}", group, number)
         yield _Meeting(step, exchange, {rank: own[number] for rank, own in of_rank.items()})
 
 
@@ -172,16 +165,15 @@ def _lane(
         took = part.end - offsets[rank] - began
         latency = part.start - max(part.begun, worker_free[part.worker])
         worker_free[part.worker] = part.end
-        begin = Begin(
-            exchange,
-            took_us=float(np.clip(took, 0.0, part.end - part.start)),
-            worker=part.worker,
+        seen = SeenCollective(
+            worker_us=float(np.clip(took, 0.0, part.end - part.start)),
+            worker=f"worker {part.worker}",
             latency_us=max(0.0, latency),
             sent_bytes=part.sent_bytes,
         )
-        points[step].append((part.begun, part.begun, begin))
+        points[step].append((part.begun, part.begun, Begin(exchange, seen)))
         if part.wait is not None and (later := bisect_left(ends, part.wait[1])) < len(ends):
-            points[later].append((*part.wait, Wait(exchange, back=later - step)))
+            points[later].append((*part.wait, Wait(exchange, lag=later - step)))
         elif part.used is not None and part.used < ends[step]:
             # Not in a later step: then the memory may be another tensor's.
             points[step].append((part.used, part.used, Wait(exchange)))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrec_bls.observe.traces.kineto import KinetoTrace, TraceError
-from torchrec_bls.sharding.simulation.recorded.recording import Recording
+from torchrec_bls.rank_steps import Recording
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,14 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 from torchrec_bls.sharding.simulation.engine.timeline import Timeline, simulate
-from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
+from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 from torchrec_bls.sharding.simulation.report.perfetto import trace_events
 
+from torchrec_bls.rank_steps import Begin, Exchange, Messages, Wait, Work
+
 _THREADS = [(0, "main"), (1, "main")]
+_ROWS = Exchange("rows")
+_POST = Begin(_ROWS, Messages(), work_us=1.0, finish_us=1.0)
 
 
 def _timeline(bound: int = 0, slow: float = 10.0) -> Timeline:
-    program = [Compute("load", [2.0, slow]), Post("rows", 1.0), Collect("rows", 1.0, lag=bound)]
+    program = [Work([2.0, slow], "load"), _POST, Wait(_ROWS, lag=bound)]
     return simulate(graph_of(program, Ranks.on_hosts(2, 2, 2), 3))
 
 
@@ -76,7 +80,7 @@ def test_each_message_is_an_arrow_from_its_post_to_its_reading() -> None:
 
 
 def test_of_many_ranks_there_are_only_the_messages_that_were_waited_for() -> None:
-    program = [Compute("load", np.arange(9.0)), Post("rows", 1.0), Collect("rows", 1.0)]
+    program = [Work(np.arange(9.0), "load"), _POST, Wait(_ROWS)]
     timeline = simulate(graph_of(program, Ranks.on_hosts(9, 9, 9), 2))
     events = trace_events(timeline, [(rank, "main") for rank in range(9)])["traceEvents"]
     assert {each["cat"] for each in events if each["ph"] == "s"} == {"wait"}

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
-from torchrec_bls.sharding.simulation.program import Collect, Compute, Post, Ranks, graph_of
+from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 from torchrec_bls.sharding.simulation.report.perfetto import trace_events
 from torchrec_bls.sharding.simulation.report.side_by_side import side_by_side
 
+from torchrec_bls.rank_steps import Begin, Exchange, Messages, Wait, Work
+
 
 def simulated() -> dict[str, Any]:
-    program = [Compute("load", [2.0, 9.0]), Post("rows", 1.0), Collect("rows", 1.0)]
+    rows = Exchange("rows")
+    post = Begin(rows, Messages(), work_us=1.0, finish_us=1.0)
+    program = [Work([2.0, 9.0], "load"), post, Wait(rows)]
     timeline = simulate(graph_of(program, Ranks.on_hosts(2, 2, 2), 3))
     return trace_events(timeline, [(0, "main"), (1, "main")])
 

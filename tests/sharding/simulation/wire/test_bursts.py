@@ -6,16 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec_bls.sharding.simulation.engine.critical_path import critical_path
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
-from torchrec_bls.sharding.simulation.program import (
-    Begin,
-    Collect,
-    Compute,
-    Finish,
-    Post,
-    Ranks,
-    graph_of,
-)
+from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 
+from torchrec_bls.rank_steps import Begin, Exchange, Messages, PlannedCollective, Wait, Work
+
+_ROWS = Exchange("rows")
 _GAPS, _SIZES = st.floats(0.0, 100.0), st.floats(0.01, 100.0)
 
 
@@ -29,8 +24,8 @@ def _arrivals(ranks: Ranks, before: list[float], bytes_sent: list[float]) -> lis
     """Returns when the messages of each step have arrived, if each rank sends as many bytes."""
     of_all = np.ones((ranks.count, 1))
     program = [
-        Compute("before", of_all * before),
-        Post("rows", 0.0, transfer=of_all * bytes_sent),
+        Work(of_all * before, "before"),
+        Begin(_ROWS, Messages(transfer_us=of_all * bytes_sent), work_us=0.0),
     ]
     timeline = simulate(graph_of(program, ranks, len(before)))
     return timeline.end[timeline.graph.called("rows arrived")].tolist()
@@ -70,10 +65,8 @@ def test_ranks_of_a_host_share_its_burst() -> None:
 
 def test_steady_messages_pass_at_the_link_s_rate() -> None:
     ranks = _linked(2, 1, 100.0)
-    for program in (
-        [Post("rows", 1.0, transfer=50.0), Collect("rows", 1.0)],
-        [Begin("rows", 1.0, worker=0.0, transfer=50.0), Finish("rows", 1.0)],
-    ):
+    for by in (Messages(transfer_us=50.0), PlannedCollective(0.0, transfer_us=50.0)):
+        program = [Begin(_ROWS, by, work_us=1.0, finish_us=1.0), Wait(_ROWS)]
         timeline = simulate(graph_of(program, ranks, 100))
         last = critical_path(timeline)[-1]
         assert timeline.end[last] == pytest.approx(100 * 50.0 - 100.0, rel=0.02)

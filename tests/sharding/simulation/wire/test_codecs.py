@@ -20,19 +20,12 @@ from torchrec_bls.sharding.simulation.bounds import Simulation, simulate_bounds
 from torchrec_bls.sharding.simulation.delays import read_delays
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.plan_steps import program_of
-from torchrec_bls.sharding.simulation.program import (
-    Begin,
-    Collect,
-    Finish,
-    Post,
-    Ranks,
-    Stage,
-    graph_of,
-)
+from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 from torchrec_bls.sharding.simulation.wire.codecs import FP32, CodecCosts
 from torchrec_bls.sharding.simulation.wire.link import Link
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
+from torchrec_bls.rank_steps import Begin, Messages, Op, PlannedCollective
 
 COSTS = AdditiveTestCosts()
 UINT8 = CodecCosts("uint8", 1.0, 8.0, encode_us_per_value=0.001, decode_us_per_value=0.002)
@@ -47,17 +40,13 @@ WORKLOAD = Workload([WIDE, NARROW], {})
 CODES = np.array([64 * 72.0, 64 * 40.0])
 
 
-def exchange(name: str, stages: list[Stage]) -> list[Stage]:
-    """Returns the two stages of an exchange."""
-    return [
-        each
-        for each in stages
-        if (isinstance(each, (Post, Collect)) and each.exchange == name)
-        or (isinstance(each, (Begin, Finish)) and each.collective == name)
-    ]
+def begin_of(name: str, ops: list[Op]) -> Begin:
+    """Returns the op that begins an exchange."""
+    (found,) = (op for op in ops if isinstance(op, Begin) and op.exchange.name == name)
+    return found
 
 
-def program(job: Job, codec: CodecCosts, link: Link | None = None) -> list[Stage]:
+def program(job: Job, codec: CodecCosts, link: Link | None = None) -> list[Op]:
     return program_of(PLAN, WORKLOAD, job, COSTS, codec=codec, link=link)
 
 
@@ -67,28 +56,25 @@ def all_to_all_us(bytes_to_each: np.ndarray) -> np.ndarray:
 
 
 def test_encoding_and_decoding_are_work_at_both_ends() -> None:
-    post, collect = exchange("embeddings 0", program(roomy(2, training=False), UINT8))
-    assert isinstance(post, Post) and isinstance(collect, Collect)
+    begin = begin_of("embeddings 0", program(roomy(2, training=False), UINT8))
     # Rank 0 encodes 2 x 64 x 64 values, rank 1 half of that; both decode 64 x 64 and 64 x 32.
     encode, decode = np.array([8.192, 4.096]), 6144 * 0.002
     # The lookup has written rows to where they are encoded from.
-    np.testing.assert_allclose(post.work, encode + all_to_all_us(np.zeros(2)) / 2)
-    np.testing.assert_allclose(collect.work, decode + all_to_all_us(CODES) / 2)
+    np.testing.assert_allclose(begin.work_us, encode + all_to_all_us(np.zeros(2)) / 2)
+    np.testing.assert_allclose(begin.finish_us, decode + all_to_all_us(CODES) / 2)
 
 
 def test_in_training_only_codes_are_copied_into_slots() -> None:
-    post, _ = exchange("embeddings 0", program(roomy(2), UINT8))
-    assert isinstance(post, Post)
-    np.testing.assert_allclose(post.work, [8.192, 4.096] + all_to_all_us(CODES) / 2)
+    begin = begin_of("embeddings 0", program(roomy(2), UINT8))
+    np.testing.assert_allclose(begin.work_us, [8.192, 4.096] + all_to_all_us(CODES) / 2)
 
 
 def test_over_gloo_the_communication_thread_encodes_nothing() -> None:
-    stages = program(roomy(2, training=False, backend="gloo"), UINT8)
-    begin, finish = exchange("embeddings 0", stages)
-    assert isinstance(begin, Begin) and isinstance(finish, Finish)
-    np.testing.assert_allclose(begin.work, [8.192, 4.096])
-    np.testing.assert_allclose(begin.worker, all_to_all_us(CODES))
-    np.testing.assert_allclose(finish.work, 6144 * 0.002)
+    begin = begin_of("embeddings 0", program(roomy(2, training=False, backend="gloo"), UINT8))
+    assert isinstance(begin.by, PlannedCollective)
+    np.testing.assert_allclose(begin.work_us, [8.192, 4.096])
+    np.testing.assert_allclose(begin.by.worker_us, all_to_all_us(CODES))
+    np.testing.assert_allclose(begin.finish_us, 6144 * 0.002)
 
 
 def test_sums_of_row_wise_tables_over_gloo_stay_float32() -> None:
@@ -99,10 +85,10 @@ def test_sums_of_row_wise_tables_over_gloo_stay_float32() -> None:
         table = replace(WIDE, pooled=pooled)
         placed = [replace(plan[0], table=table)]
         job = roomy(2, training=False, backend="gloo")
-        stages = program_of(placed, Workload([table], {}), job, COSTS, codec=UINT8)
-        begin, _ = exchange("embeddings 0", stages)
-        assert isinstance(begin, Begin)
-        workers[pooled] = np.asarray(begin.worker)[0]
+        ops = program_of(placed, Workload([table], {}), job, COSTS, codec=UINT8)
+        by = begin_of("embeddings 0", ops).by
+        assert isinstance(by, PlannedCollective)
+        workers[pooled] = np.asarray(by.worker_us)[0]
     # An all-reduce of a copy.
     assert workers[True] == pytest.approx(50 + 2 * 2 * 64 * 64 * 4 / 1000)
     # Each id has a row, and half of them are on each rank.
@@ -113,18 +99,19 @@ def test_gradients_and_ids_travel_as_they_do() -> None:
     job = roomy(2)
     plain, encoded = program(job, FP32), program(job, UINT8)
     for name in ("ids 0", "gradients 0"):
-        for before, after in zip(exchange(name, plain), exchange(name, encoded), strict=True):
-            np.testing.assert_array_equal(before.work, after.work)  # type: ignore[union-attr]
+        before, after = begin_of(name, plain), begin_of(name, encoded)
+        np.testing.assert_array_equal(before.work_us, after.work_us)
+        np.testing.assert_array_equal(before.finish_us, after.finish_us)
 
 
 def test_bytes_pass_the_link_by_codec_and_direction() -> None:
     link = Link.of_hosts(2.0, ranks=2, per_host=1)
-    stages = program(roomy(2), UINT8, link)
+    ops = program(roomy(2), UINT8, link)
     transfers = {}
     for name in ("ids 0", "embeddings 0", "gradients 0"):
-        post, _ = exchange(name, stages)
-        assert isinstance(post, Post)
-        transfers[name] = np.asarray(post.transfer).tolist()
+        by = begin_of(name, ops).by
+        assert isinstance(by, Messages)
+        transfers[name] = np.asarray(by.transfer_us).tolist()
     # What a rank sends and receives passes at once: the longer of both directions. Each 1,448 bytes
     # have 66 of headers.
     passing = (1 + 66 / 1448) / 2
@@ -148,14 +135,13 @@ class CostsOverTcp(AdditiveTestCosts):
 def test_channels_go_over_tcp_where_there_is_a_link() -> None:
     over_tcp = CostsOverTcp()
     link = Link.of_hosts(2.0, ranks=2, per_host=1)
-    post, collect = exchange(
-        "gradients 0", program_of(PLAN, WORKLOAD, roomy(2), over_tcp, link=link)
-    )
-    assert isinstance(post, Post) and isinstance(collect, Collect)
-    assert np.asarray(post.work).tolist() == np.asarray(collect.work).tolist() == [500.0, 500.0]
+    begin = begin_of("gradients 0", program_of(PLAN, WORKLOAD, roomy(2), over_tcp, link=link))
+    for half in (begin.work_us, begin.finish_us):
+        assert np.asarray(half).tolist() == [500.0, 500.0]
     for job, passed in ((roomy(2), None), (roomy(2, backend="gloo"), link)):
-        first, _ = exchange("gradients 0", program_of(PLAN, WORKLOAD, job, over_tcp, link=passed))
-        work = first.worker if isinstance(first, Begin) else first.work
+        begin = begin_of("gradients 0", program_of(PLAN, WORKLOAD, job, over_tcp, link=passed))
+        by = begin.by
+        work = by.worker_us if isinstance(by, PlannedCollective) else begin.work_us
         assert (np.asarray(work) < 100).all()
 
 

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from demo.settings import Settings
-from demo.summary import Line
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.summary import Line
 
 WIDTH = 100
 PACKAGES = ("torchrec-bls", "torch", "torchrec", "fbgemm-gpu-cpu", "numpy")

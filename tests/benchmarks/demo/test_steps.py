@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from demo.steps import Progress, run_steps
+
+from benchmarks.demo.steps import Progress, run_steps
 
 STEPS = 6
 

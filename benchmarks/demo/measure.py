@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from dlrm import build_model, shard_model
 from torchrec.datasets.utils import Batch
 from tqdm import tqdm
 
-from demo.model import build_model, shard_model
-from demo.settings import Settings, draw_delays, load_batches
-from demo.steps import RankTimes, run_steps
-from demo.variants import Variant
+from benchmarks.demo.settings import Settings, draw_delays, load_batches
+from benchmarks.demo.steps import RankTimes, run_steps
+from benchmarks.demo.variants import Variant
 from torchrec_bls import ChannelStats
 
 MEASURED = "measured.json"

@@ -9,7 +9,7 @@ from typing import Any
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from demo.steps import Progress
+from benchmarks.demo.steps import Progress
 from torchrec_bls import ChannelStats
 
 

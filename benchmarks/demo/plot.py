@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from demo.summary import Line
+from benchmarks.demo.summary import Line
 
 
 def write_plot(path: Path, lines: Sequence[Line], subtitle: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from demo.steps import Progress
-from demo.variants import Variant
+from benchmarks.demo.steps import Progress
+from benchmarks.demo.variants import Variant
 from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,

@@ -1,12 +1,8 @@
 """Algorithm 1 against steps worked out by hand, line by line."""
 
 import pytest
-from torchrec_bls.sharding.simulation.recorded.two_streams import (
-    Op,
-    Overheads,
-    Prediction,
-    algorithm_1,
-)
+
+from benchmarks.simulator.two_streams import Op, Overheads, Prediction, algorithm_1
 
 HOST = Overheads(t1=1, t2=2, t3=3, t4=4, t5=5)
 FREE = Overheads()

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo.plot import write_plot
-from demo.report import WIDTH, format_slowest, format_table, write_json, write_waiting
-from demo.settings import Settings
-from demo.summary import Line, mean_and_interval, summarize, wrong_results
+
+from benchmarks.demo.plot import write_plot
+from benchmarks.demo.report import WIDTH, format_slowest, format_table, write_json, write_waiting
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.summary import Line, mean_and_interval, summarize, wrong_results
 
 SETTINGS = Settings(
     data=Path("train.txt"),

@@ -1,9 +1,8 @@
-"""The bytes and speeds of codecs of rows, measured on this machine."""
+"""Measures the costs of codecs of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,32 +11,37 @@ from torchrec_bls import _native
 from torchrec_bls.analysis.compression_speeds import seconds_of
 from torchrec_bls.codecs.rows import Codec
 
+from ..simulation.wire.codecs import FP32, CodecCosts
+
 _VALUES = 1 << 18
 _US = 1e6  # in a second
 
 
-class CodecSpeed(NamedTuple):
-    """A codec of rows.
+def measure_codecs(names: Sequence[str], columns: int) -> list[CodecCosts]:
+    """Returns the costs of codecs on rows of random values. The rows are in a frame, and one thread
+    encodes and decodes, as when `analyse-tables` measures stages. Codecs take turns. The
+    measurement takes some 0.1 s.
 
-    Attributes:
-        bytes_per_value: bytes of a value in a message.
-        row_overhead_bytes: bytes of each row beside its values.
-        encode_us_per_value: time to encode a value in a frame, on one thread.
-        decode_us_per_value: time to decode a value from a frame, on one thread.
-    """
-
-    bytes_per_value: float
-    row_overhead_bytes: float
-    encode_us_per_value: float
-    decode_us_per_value: float
-
-
-def codecs_named(names: Sequence[str]) -> list[Codec]:
-    """Returns the codecs with these names, which are the names of `CodecConfig`.
+    Args:
+        names: names of codecs, as of `CodecConfig`. Float32, which encodes nothing, costs nothing.
+        columns: columns of the rows.
 
     Raises:
         ValueError: a name is unknown or given twice.
     """
+    codecs = _codecs_named(names)
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((max(_VALUES // columns, 1), columns), dtype=np.float32)
+    seconds = seconds_of({each: _Rows(rows, each) for each in codecs if each is not Codec.FP32})
+    return [
+        CodecCosts(name, *_row_format(codec), *(_US * each / rows.size for each in seconds[codec]))
+        if codec in seconds
+        else FP32
+        for name, codec in zip(names, codecs, strict=True)
+    ]
+
+
+def _codecs_named(names: Sequence[str]) -> list[Codec]:
     codecs = {codec.name.lower(): codec for codec in Codec}
     for name in names:
         if name not in codecs:
@@ -45,24 +49,6 @@ def codecs_named(names: Sequence[str]) -> list[Codec]:
     if len(set(names)) < len(names):
         raise ValueError(f"codecs are {', '.join(names)}, and one is there twice")
     return [codecs[name] for name in names]
-
-
-def measure_codecs(codecs: Sequence[Codec], columns: int) -> dict[Codec, CodecSpeed]:
-    """Returns the speeds of each codec on rows of random values. The rows are in a frame, and one
-    thread encodes and decodes, as when `analyse-tables` measures stages. Codecs take turns. The
-    measurement takes some 0.1 s.
-
-    Args:
-        codecs: codecs that encode; FP32 is none.
-        columns: columns of the rows.
-    """
-    random = np.random.default_rng(0)
-    rows = random.standard_normal((max(_VALUES // columns, 1), columns), dtype=np.float32)
-    seconds = seconds_of({codec: _Rows(rows, codec) for codec in codecs})
-    return {
-        codec: CodecSpeed(*_row_format(codec), *(_US * each / rows.size for each in seconds[codec]))
-        for codec in codecs
-    }
 
 
 def _row_format(codec: Codec) -> tuple[float, float]:

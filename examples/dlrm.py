@@ -1,4 +1,4 @@
-"""The demo's DLRM: 26 tables in Criteo's shape, sharded table-wise and row-wise."""
+"""A DLRM with 26 tables in Criteo's shape, sharded table-wise and row-wise."""
 
 from __future__ import annotations
 

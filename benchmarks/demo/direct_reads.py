@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from demo.variants import Variant
+from benchmarks.demo.variants import Variant
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder
 
 

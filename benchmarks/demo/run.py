@@ -5,7 +5,7 @@ Criteo's shape. TorchRec's own sharders on gloo come first, then bounded-lag sha
 then direct reads. Weights, batches and random delays are always the same. Every logit is compared.
 The table goes to the terminal and, with a plot, into the output folder.
 
-    python examples/dlrm_demo.py --data train.txt --bounds 0 1 2 4 8
+    python -m benchmarks.demo.run --data train.txt --bounds 0 1 2 4 8
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from demo.bounded_lag import bounded_lag
-from demo.direct_reads import direct_reads
-from demo.measure import MEASURED, measure
-from demo.plot import write_plot
-from demo.report import format_slowest, format_table, write_json, write_waiting
-from demo.settings import Settings
-from demo.summary import summarize, wrong_results
-from demo.variants import Variant, torchrec_on_gloo
-
+from benchmarks.demo.bounded_lag import bounded_lag
+from benchmarks.demo.direct_reads import direct_reads
+from benchmarks.demo.measure import MEASURED, measure
+from benchmarks.demo.plot import write_plot
+from benchmarks.demo.report import format_slowest, format_table, write_json, write_waiting
+from benchmarks.demo.settings import Settings
+from benchmarks.demo.summary import summarize, wrong_results
+from benchmarks.demo.variants import Variant, torchrec_on_gloo
 from torchrec_bls import processes
 from torchrec_bls.datasets import CriteoDataset
 
@@ -93,7 +92,7 @@ def main() -> int:
         try:
             CriteoDataset(settings.data, rows_per_table=settings.rows_per_table, batch_size=1)
         except (OSError, ValueError) as error:
-            print(f"dlrm_demo: {error}", file=sys.stderr)
+            print(f"demo: {error}", file=sys.stderr)
             return 1
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dlrm-demo-") as folder:
@@ -108,7 +107,7 @@ def main() -> int:
                 start_method="spawn",
             )
         except processes.RanksFailedError as failure:
-            print(f"dlrm_demo: {failure}", file=sys.stderr)
+            print(f"demo: {failure}", file=sys.stderr)
             return 1
         lines = [summarize(entry) for entry in json.loads((Path(folder) / MEASURED).read_text())]
     rows = settings.data.name if settings.data else "generated rows"

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from demo.bounded_lag import bounded_lag
-from demo.measure import MEASURED, Expected, compare, measure
-from demo.model import build_model
-from demo.settings import Settings, draw_delays, load_batches
-from demo.steps import RankTimes
-from demo.summary import summarize, wrong_results
-from demo.variants import Variant, torchrec_on_gloo
+from dlrm import build_model
 
+from benchmarks.demo.bounded_lag import bounded_lag
+from benchmarks.demo.measure import MEASURED, Expected, compare, measure
+from benchmarks.demo.settings import Settings, draw_delays, load_batches
+from benchmarks.demo.steps import RankTimes
+from benchmarks.demo.summary import summarize, wrong_results
+from benchmarks.demo.variants import Variant, torchrec_on_gloo
 from tests.paths import DATA
 from torchrec_bls.processes import run
 

@@ -1,1 +1,0 @@
-"""Parts of the DLRM demo, ``examples/dlrm_demo.py``."""

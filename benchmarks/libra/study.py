@@ -6,13 +6,13 @@ from typing import Any
 
 from torchrec_bls.sharding.costs.contention import ModeTimes
 from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.baselines import mg_wfbp
-from torchrec_bls.sharding.overlap.libra_grid import algorithm_1, allocate_modes
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 from tqdm import tqdm
 
 from benchmarks.harness import record
 from benchmarks.libra import fit, networks, page
+from benchmarks.libra.algorithm_1 import algorithm_1, allocate_modes
+from benchmarks.libra.baselines import mg_wfbp
 from benchmarks.libra.systems import Cluster, Network, backwards, free, modes
 
 NODES = [16 * 2**power for power in range(8)]

@@ -8,7 +8,7 @@ import numpy as np
 from torchrec_bls.overlap.interval import Floats, Interval
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
-from torchrec_bls.sharding.overlap.baselines import data_parallel, torchrec_data_parallel
+from torchrec_bls.sharding.overlap.defaults import data_parallel, torchrec_data_parallel
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, Timeline, timeline
 
 _DRAWS = 60

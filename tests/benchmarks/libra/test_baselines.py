@@ -6,37 +6,15 @@ import random
 
 import pytest
 from torchrec_bls.sharding.costs.contention import ModeTimes
-from torchrec_bls.sharding.overlap import baselines
 from torchrec_bls.sharding.overlap.allocation import allocate
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
+from benchmarks.libra import baselines
 from tests.sharding.overlap.every_plan import least, prompt, random_layers, random_modes
-
-MIB = 2**20
 
 
 def _counts(groups: list[Group]) -> list[int]:
     return [group.layers for group in groups]
-
-
-def test_buckets_by_default() -> None:
-    layers = [Layer(1.0, size * MIB) for size in (0.5, 0.5, 20, 5, 3, 30, 2)]
-    assert _counts(baselines.no_overlap(layers)) == [7]
-    assert _counts(baselines.data_parallel(layers)) == [2, 2, 2, 1]
-    # The first bucket has 25 MiB too.
-    assert _counts(baselines.torchrec_data_parallel(layers)) == [4, 2, 1]
-    assert {group.mode for group in baselines.data_parallel(layers, 3)} == {3}
-
-
-def test_the_best_cap_is_the_best_one_tried() -> None:
-    layers = [Layer(1000.0, MIB)] * 16
-    modes = [ModeTimes(300.0, 5e-4, 5e-4, 1.0)]
-    found = baselines.best_single_cap(layers, modes)
-    assert _counts(found) == [1] * 16
-    finish = timeline(layers, found, modes).finish
-    for count in (2, 4, 8, 16):
-        assert finish < timeline(layers, [Group(count)] * (16 // count), modes).finish
-    assert _counts(baselines.best_single_cap(layers, modes, caps=[4 * MIB])) == [4] * 4
 
 
 def _reference(layers: list[Layer], startup: float, per_byte: float) -> list[int]:

@@ -9,9 +9,9 @@ from itertools import product
 import pytest
 from torchrec_bls.sharding.costs.contention import ModeTimes, stage
 from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.libra_grid import algorithm_1, allocate_modes
 from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
+from benchmarks.libra.algorithm_1 import algorithm_1, allocate_modes
 from tests.sharding.overlap.every_plan import (
     finish,
     fusions,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.quantized.planted_clicks import Clicks
 from torchrec_bls.datasets.criteo import CriteoDataset
-from torchrec_bls.datasets.planted_clicks import Clicks
 
 _READ_ROWS = 4096
 

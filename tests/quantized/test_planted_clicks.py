@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks.quantized.planted_clicks import CLICK_RATE, PlantedClicks, bayes_loss
 from torchrec_bls.datasets import capped_cardinalities
-from torchrec_bls.datasets.planted_clicks import CLICK_RATE, PlantedClicks, bayes_loss
 
 ROWS = capped_cardinalities(1000)
 SAMPLES = 1 << 16

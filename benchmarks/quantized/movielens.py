@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.quantized.planted_clicks import Clicks
 from torchrec_bls.datasets.criteo_shape import DENSE_FEATURES
-from torchrec_bls.datasets.planted_clicks import Clicks
 
 _LIKED = 4
 _TEST_SHARE = 5

@@ -1,14 +1,14 @@
 """Quantized collectives of many nodes in one process. Results equal those of real nodes bit for
 bit.
 
-They are for studies of what quantization costs in accuracy (Quantized Collectives, section 3). One
-tensor has the values of all N nodes. The codecs of real messages encode and decode what nodes send.
-`torchrec_bls.collective.quantized` has the same collectives with messages.
+One tensor has the values of all N nodes. The codecs of real messages encode and decode what nodes
+send. `torchrec_bls.collective.quantized` has the same collectives with messages.
 """
 
 import torch
 
 from torchrec_bls.codecs.rows import Codec, round_trip
+from torchrec_bls.collective.quantized import check_groups, drop_what_is_not_finite
 
 
 def all_to_all(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
@@ -131,35 +131,6 @@ def recursive_doubling_all_reduce(
         )
         results.append(_reduce_pairs(sums, codec, own_lost))
     return torch.cat(results)
-
-
-def drop_what_is_not_finite(error: torch.Tensor) -> torch.Tensor:
-    """Sets errors of NaN and infinite sums to zero in place and returns the errors. Otherwise they
-    would spoil every later sum."""
-    return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def check_groups(nodes: int, group_size: int, *, compensated: bool) -> int:
-    """Returns the number of nodes in a group of recursive doubling.
-
-    Raises:
-        ValueError: the number of groups is not a power of two, or compensation would do nothing.
-    """
-    if group_size < 1:
-        raise ValueError(f"group_size is {group_size}, but must be positive")
-    group_size = min(group_size, nodes)
-    groups, left = divmod(nodes, group_size)
-    if left or groups & (groups - 1):
-        raise ValueError(
-            f"recursive doubling needs a power of two of groups of {group_size} ranks, but there "
-            f"are {nodes} ranks: choose another group_size, or the ring, which takes any number"
-        )
-    if compensated and groups == 1 < nodes:
-        raise ValueError(
-            f"recursive doubling compensates the sums of pairs of groups only, but all {nodes} "
-            "ranks are one group: choose a smaller group_size, no compensation, or the ring"
-        )
-    return group_size
 
 
 def _reduce_pairs(sums: torch.Tensor, codec: Codec, error: torch.Tensor | None) -> torch.Tensor:

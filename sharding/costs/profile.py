@@ -17,7 +17,6 @@ from torchrec_bls.records import AboveZero, Amount, Format, Record, read_bytes
 
 from .collective_model import CollectiveModel, CollectiveRecord
 from .contention import Mode, Overlap, OverlapRecord, overlap_as_json, overlap_of
-from .dense.model import DenseModel, DenseRecord
 from .host_costs import HostModel, HostRecord
 from .lookup.model import LookupModel, LookupRecord
 from .machine import Machine
@@ -72,7 +71,6 @@ class Profile:
             thing, by name, such as "lookup_forward". No model can be more exact.
         hosts: costs of steps beside lookups and exchanges, by (backend, training, world size);
             empty if no steps were measured.
-        dense: model of the ops of dense layers; None in profiles that were made without them.
         overlap: ways in which gradients travel beside the backward, by (backend, world size); empty
             if they were not measured.
     """
@@ -87,7 +85,6 @@ class Profile:
     memory: MemoryCurve
     retest_percent: dict[str, float]
     hosts: dict[tuple[str, bool, int], HostModel] = field(default_factory=dict)
-    dense: DenseModel | None = None
     overlap: Overlap = field(default_factory=dict)
 
     def link(self, ranks: int) -> float:
@@ -151,7 +148,6 @@ class Profile:
             "collectives": [model.as_json() for model in self.collectives.values()],
             "lookups": lookups,
             "hosts": [model.as_json() for model in self.hosts.values()],
-            **({"dense": self.dense.as_json()} if self.dense else {}),
             **({"overlap": overlap_as_json(self.overlap)} if self.overlap else {}),
         }
 
@@ -277,7 +273,8 @@ class _ProfileRecord(Record):
     collectives: list[CollectiveRecord]
     lookups: _LookupsRecord
     hosts: tuple[HostRecord, ...] = ()
-    dense: DenseRecord | None = None
+    # Times of dense layers, in profiles of before. Nothing reads them.
+    dense: Any = None
     overlap: tuple[OverlapRecord, ...] = ()
 
     def __post_init__(self) -> None:
@@ -305,7 +302,6 @@ class _ProfileRecord(Record):
             memory=self.memory.curve(),
             retest_percent=self.retest_percent,
             hosts={(host.backend, host.training, host.world_size): host for host in hosts},
-            dense=None if self.dense is None else self.dense.model(),
             overlap=overlap_of(self.overlap),
         )
 

@@ -6,14 +6,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torchrec_bls.sharding.calibration.lookups import on_one_core
+from tqdm import tqdm
 
-from ..costs.dense.ops import ATTENTION, ELEMENTWISE, OF_GRADIENTS, DenseOp
+from benchmarks.simulator.dense.fit import dense_samples, fit_dense
+from benchmarks.simulator.dense.model import DenseModel
+from benchmarks.simulator.dense.ops import ATTENTION, ELEMENTWISE, OF_GRADIENTS, DenseOp
 
 _WIDTHS = (1, 13, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 # Larger than the caches.
@@ -23,6 +28,30 @@ _DROPOUT = 0.1
 _PARAMETERS = 8
 _HEADS = 4
 _BEGINNINGS, _LEAST_US = 5, 0.1
+
+# Ops of each kind, and how many of all are measured in turn; rounds of these, and how often
+# everything is measured: a machine that others share has slow moments.
+_EACH, _TOGETHER, _ROUNDS, _VISITS = 10, 24, 5, 3
+
+
+def measured_model(cache_bytes: Sequence[float]) -> DenseModel:
+    """Measures ops of all kinds on one core, and fits their models.
+
+    Args:
+        cache_bytes: sizes of caches; an op that touches more bytes takes longer.
+    """
+    ops = draw_dense(_EACH, seed=1)
+    times: list[dict[str, list[float]]] = [{} for _ in ops]
+    starts = range(0, len(ops), _TOGETHER)
+    with on_one_core():
+        for _, first in tqdm([*product(range(_VISITS), starts)], desc="dense ops"):
+            group = slice(first, first + _TOGETHER)
+            for its_times, more in zip(
+                times[group], measure_dense(ops[group], _ROUNDS), strict=True
+            ):
+                for name, us in more.items():
+                    its_times.setdefault(name, []).extend(us)
+    return fit_dense(dense_samples(ops, times), cache_bytes)
 
 
 def draw_dense(each: int, *, seed: int) -> list[DenseOp]:

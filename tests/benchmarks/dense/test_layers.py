@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from torchrec_bls.sharding.costs.dense.layers import dense_ops
-from torchrec_bls.sharding.costs.dense.ops import DenseOp
+
+from benchmarks.simulator.dense.layers import dense_ops
+from benchmarks.simulator.dense.ops import DenseOp
 
 _PRODUCTS = (torch.ops.aten.addmm, torch.ops.aten.mm)
 

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import nn
 
-from .ops import WORD_BYTES, DenseOp
+from benchmarks.simulator.dense.ops import WORD_BYTES, DenseOp
 
 _ELEMENTWISE: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.GELU: "gelu"}
 _KNOWN = (

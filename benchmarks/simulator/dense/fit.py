@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torchrec_bls.sharding.costs.fitting.accuracy import gmae_percent
+from torchrec_bls.sharding.costs.fitting.least_squares import nonnegative_relative
 
-from ..dense.model import DenseModel, DenseOpModel
-from ..dense.ops import DenseOp, terms
-from .accuracy import gmae_percent
-from .least_squares import nonnegative_relative
+from benchmarks.simulator.dense.model import DenseModel, DenseOpModel
+from benchmarks.simulator.dense.ops import DenseOp, terms
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,29 +32,22 @@ class DenseSamples:
     measured_us: Floats
 
 
-def dense_samples(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], DenseSamples]:
+def dense_samples(
+    ops: Sequence[DenseOp], times: Sequence[dict[str, list[float]]]
+) -> dict[tuple[str, str], DenseSamples]:
     """Collects measured ops by kind and direction, with the median of all repeats of each op.
 
     Args:
-        records: records with `index`, the fields of `op`, and `times` as `measure_dense` returns
-            them.
+        ops: ops.
+        times: what `measure_dense` returns for them.
     """
-    repeats: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
-    ops: dict[int, DenseOp] = {}
-    for record in records:
-        fields = {**record["op"], "gradient_bytes": tuple(record["op"]["gradient_bytes"])}
-        ops[record["index"]] = DenseOp(**fields)
-        for name, us in record["times"].items():
-            repeats[record["index"], name.removesuffix("_us")] += us
-    alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for index, direction in repeats:
-        alike[ops[index].kind, direction].append(index)
+    alike: defaultdict[tuple[str, str], list[tuple[DenseOp, float]]] = defaultdict(list)
+    for op, by_direction in zip(ops, times, strict=True):
+        for name, us in by_direction.items():
+            alike[op.kind, name.removesuffix("_us")].append((op, float(np.median(us))))
     return {
-        (kind, direction): DenseSamples(
-            tuple(ops[index] for index in indices),
-            np.array([np.median(repeats[index, direction]) for index in indices]),
-        )
-        for (kind, direction), indices in alike.items()
+        key: DenseSamples(tuple(op for op, _ in each), np.array([us for _, us in each]))
+        for key, each in alike.items()
     }
 
 

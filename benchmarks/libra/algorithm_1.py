@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from torchrec_bls.sharding.costs.contention import ModeTimes
-from torchrec_bls.sharding.overlap.backward import Backward, Floats, Ints
-from torchrec_bls.sharding.overlap.timeline import Group, Layer
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.search.backward import Backward, Floats, Ints
+from torchrec_bls.overlap.search.timeline import Group, Layer
 
 
 def algorithm_1(

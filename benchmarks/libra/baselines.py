@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchrec_bls.sharding.costs.contention import ModeTimes
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group, Layer, timeline
 
 
 def no_overlap(layers: Sequence[Layer], mode: int) -> list[Group]:

@@ -17,10 +17,6 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 from torchrec_bls.sharding import load_profile
-from torchrec_bls.sharding.calibration.overlap import OverlapTimer
-from torchrec_bls.sharding.calibration.overlap_run import fit_modes
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, Layer
 from tqdm import tqdm
 
 from benchmarks.harness import page, record
@@ -32,7 +28,12 @@ from torchrec_bls import overlap
 from torchrec_bls.overlap import hook
 from torchrec_bls.overlap.bucket_plan import OverlapPlan
 from torchrec_bls.overlap.measured.trial import Trial
+from torchrec_bls.overlap.modes.calibration import fit_modes
+from torchrec_bls.overlap.modes.mode import with_modes
+from torchrec_bls.overlap.modes.timer import OverlapTimer
 from torchrec_bls.overlap.prediction import typical_layers
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group, Layer
 
 FULL: dict[str, Any] = {"ranks": [2, 4], "gbit": [None, 5.0, 1.0], "models": list(MODELS)}
 FULL |= {"backends": ["gloo", "bls"], "turns": 9, "steps": 2, "minutes": 0.7}
@@ -64,8 +65,8 @@ def measure_on_rank(rank: int, backend: str, settings: dict[str, Any]) -> list[d
     timer.close()
     modes = [fit_modes(timer.samples())]
     dist.broadcast_object_list(modes)
-    profile = replace(
-        load_profile("epyc-milan-2-cores"), overlap={(backend, dist.get_world_size()): modes[0]}
+    profile = with_modes(
+        load_profile("epyc-milan-2-cores"), {(backend, dist.get_world_size()): modes[0]}
     )
     found = []
     for name in tqdm(settings["models"], disable=rank != 0, unit="model"):

@@ -45,6 +45,7 @@ from torchrec_bls.direct.part_index import Facts, IndexRecord, PieceRecord
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.observe.traces.execution_trace import read_execution_trace
 from torchrec_bls.overlap.bucket_plan import load_plan
+from torchrec_bls.overlap.modes.mode import overlap_of, with_modes
 from torchrec_bls.records import decode, read_bytes
 
 #: Errors that readers promise; each has a reason.
@@ -65,8 +66,7 @@ class Kind(NamedTuple):
 
 def _profile(folder: Path) -> Path:
     modes = dataclasses.replace(plans.FLOAT32, draws=(plans.FLOAT32.times,) * 2), plans.UINT8
-    profile = dataclasses.replace(small_profile(), overlap={("gloo", 2): modes})
-    profile.save(folder / "profile.json")
+    with_modes(small_profile(), {("gloo", 2): modes}).save(folder / "profile.json")
     return folder / "profile.json"
 
 
@@ -352,7 +352,7 @@ def _execution_trace(folder: Path) -> Path:
 
 
 KINDS = {
-    "profile": Kind(_profile, load_profile),
+    "profile": Kind(_profile, lambda path: overlap_of(load_profile(path))),
     "measurements": Kind(write_measurements, _read_measurements),
     "plan": Kind(_plan, _read_plan),
     "overlap plan": Kind(_overlap_plan, _read_overlap_plan),

@@ -8,14 +8,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from torchrec_bls.sharding.costs.contention import Mode
-from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.overlap.plans import FLOAT32, UINT8, layers_of, make_model, plan_of, profile_with
 from torchrec_bls.overlap import prediction
 from torchrec_bls.overlap.bucket_plan import load_plan
 from torchrec_bls.overlap.interval import Interval
 from torchrec_bls.overlap.measured.trial import Trial
+from torchrec_bls.overlap.modes.mode import Mode
+from torchrec_bls.overlap.search.timeline import Group
 
 MIB = 2**20
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+    from torchrec_bls.overlap.modes.contention import ModeTimes
+    from torchrec_bls.overlap.modes.mode import Mode
 
 _COLUMNS: tuple[tuple[str, Callable[[ModeTimes], float]], ...] = (
     ("startup us", lambda times: times.startup_us),
@@ -29,12 +30,12 @@ def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
         minutes: minutes of measuring.
         world_sizes: numbers of ranks to start; None for the default, and under torchrun.
     """
-    from torchrec_bls.processes import RanksFailedError
-    from torchrec_bls.sharding.calibration.overlap_run import (
+    from torchrec_bls.overlap.modes.calibration import (
         OverlapSettings,
         calibrate_overlap,
         is_joining,
     )
+    from torchrec_bls.processes import RanksFailedError
     from torchrec_bls.sharding.costs.profile import ProfileError
 
     try:

@@ -22,6 +22,7 @@ from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket, planned_a
 from torchrec_bls.overlap.interval import Interval
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer, dense_parameters, measure_layers
 from torchrec_bls.overlap.measured.trial import Trial, try_out
+from torchrec_bls.overlap.modes.mode import Mode, modes_of
 from torchrec_bls.overlap.plan_file import PlanOrigin, read_plan, write_plan
 from torchrec_bls.overlap.prediction import (
     Prediction,
@@ -32,11 +33,10 @@ from torchrec_bls.overlap.prediction import (
     typical_layers,
 )
 from torchrec_bls.overlap.report import as_text, trace_events, write_trace
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group, Timeline, timeline
 from torchrec_bls.overlap.wrapper import PlannedDataParallelWrapper
-from torchrec_bls.sharding.costs.contention import Mode
-from torchrec_bls.sharding.costs.profile import Profile, modes_of
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, Timeline, timeline
+from torchrec_bls.sharding.costs.profile import Profile
 
 _MIB = 2**20
 # A plan that is predicted to save less is not tried.

@@ -7,9 +7,10 @@ import numpy as np
 
 from torchrec_bls.overlap.interval import Floats, Interval
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
-from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
-from torchrec_bls.sharding.overlap.defaults import data_parallel, torchrec_data_parallel
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, Timeline, timeline
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.modes.mode import Mode
+from torchrec_bls.overlap.search.defaults import data_parallel, torchrec_data_parallel
+from torchrec_bls.overlap.search.timeline import Group, Layer, Timeline, timeline
 
 _DRAWS = 60
 # Standard deviations of measured times from predicted ones beyond what samples show, as shares: of

@@ -12,10 +12,10 @@ from torchrec_bls.overlap.hook import PlannedBucket
 from torchrec_bls.overlap.interval import Interval
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.overlap.measured.trial import Trial
+from torchrec_bls.overlap.modes.mode import Mode
 from torchrec_bls.overlap.plan_file import PlanOrigin
 from torchrec_bls.overlap.prediction import Prediction
-from torchrec_bls.sharding.costs.contention import Mode
-from torchrec_bls.sharding.overlap.timeline import Group, Timeline
+from torchrec_bls.overlap.search.timeline import Group, Timeline
 
 _MIB = 2**20
 _DEFAULTS = "DistributedDataParallel's default", "TorchRec's default"

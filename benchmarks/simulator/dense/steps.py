@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchrec_bls.sharding.cost_interface import CostModel
-from torchrec_bls.sharding.overlap.defaults import BUCKET_BYTES, FIRST_BUCKET_BYTES, buckets_of
 from torchrec_bls.sharding.simulation.data_parallel import Bucket, DenseSteps
 from torchrec_bls.sharding.simulation.program import Compute, Stage
 
 from benchmarks.simulator.dense.model import Gradient, LayerTimes
+from torchrec_bls.overlap.search.defaults import BUCKET_BYTES, FIRST_BUCKET_BYTES, buckets_of
 
 _BACKEND = "gloo"
 

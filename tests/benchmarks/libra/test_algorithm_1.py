@@ -7,18 +7,18 @@ import random
 from itertools import product
 
 import pytest
-from torchrec_bls.sharding.costs.contention import ModeTimes, stage
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
 from benchmarks.libra.algorithm_1 import algorithm_1, allocate_modes
-from tests.sharding.overlap.every_plan import (
+from tests.overlap.search.every_plan import (
     finish,
     fusions,
     prompt,
     random_layers,
     random_modes,
 )
+from torchrec_bls.overlap.modes.contention import ModeTimes, stage
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group, Layer, timeline
 
 
 def _on_grid(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from torchrec_bls.sharding.costs.contention import ModeTimes
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
 from benchmarks.libra import baselines
-from tests.sharding.overlap.every_plan import least, prompt, random_layers, random_modes
+from tests.overlap.search.every_plan import least, prompt, random_layers, random_modes
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group, Layer, timeline
 
 
 def _counts(groups: list[Group]) -> list[int]:

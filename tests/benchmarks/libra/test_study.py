@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torchrec_bls.sharding.overlap.timeline import Group, Layer
 
 from benchmarks.libra import fit, networks, study
 from benchmarks.libra.page import implied
 from benchmarks.libra.systems import SYSTEMS, Cluster, Network, backwards, horovod, modes
+from torchrec_bls.overlap.search.timeline import Group, Layer
 
 
 def test_networks_have_their_published_sizes() -> None:

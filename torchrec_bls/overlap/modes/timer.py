@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.collective.quantized import quantized_all_reduce
-
-from ..costs.fitting.contention import ModeSamples
+from torchrec_bls.overlap.modes.fitting import ModeSamples
 
 #: Bytes of gradients: from 16 KiB to 32 MiB, each 2.3 times the one before.
 SIZES = tuple(1024 * round(2 ** (4 + 11 * step / 9)) for step in range(10))

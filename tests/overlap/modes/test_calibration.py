@@ -9,22 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 from torch._C._distributed_c10d import TCPStore
-from torchrec_bls.sharding.calibration import overlap_run
-from torchrec_bls.sharding.calibration.overlap import LEAST_SIZES, SIZES
-from torchrec_bls.sharding.calibration.overlap_run import (
-    OverlapSettings,
-    Samples,
-    calibrate_overlap,
-    measure_groups,
-)
-from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
-from torchrec_bls.sharding.costs.fitting.contention import ModeSamples
 from torchrec_bls.sharding.costs.machine import this_machine
 from torchrec_bls.sharding.costs.profile import Profile, load_profile
 
 from tests import processes
 from tests.sharding.synthetic import small_profile
 from torchrec_bls.cli import main
+from torchrec_bls.overlap.modes import calibration
+from torchrec_bls.overlap.modes.calibration import (
+    OverlapSettings,
+    Samples,
+    calibrate_overlap,
+    measure_groups,
+)
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.modes.fitting import ModeSamples
+from torchrec_bls.overlap.modes.mode import Mode, overlap_of, with_modes
+from torchrec_bls.overlap.modes.timer import LEAST_SIZES, SIZES
 from torchrec_bls.processes import run
 
 # No time: as little as is measured in any case.
@@ -73,7 +74,7 @@ def test_ranks_of_torchrun_are_measured_and_the_first_writes(tmp_path: Path) -> 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     groups = [("gloo", 2), ("bls", 2)]
     assert run(2, joined, store.port, file, deadline_s=DEADLINE) == [groups, []]
-    for modes in load_profile(file).overlap.values():
+    for modes in overlap_of(load_profile(file)).values():
         assert [mode.name for mode in modes if not mode.changes_values] == ["float32"]
 
 
@@ -98,11 +99,9 @@ def test_the_command_adds_to_the_profile(
         asked.append(settings)
         return made_samples(settings)
 
-    monkeypatch.setattr(overlap_run, "measure_started", measure)
+    monkeypatch.setattr(calibration, "measure_started", measure)
     old = Mode("old", ModeTimes(1.0, 1.0, 1.0, 1.0))
-    before = dataclasses.replace(
-        profile_of_this_machine(), overlap={("gloo", 2): (old,), ("bls", 8): (old,)}
-    )
+    before = with_modes(profile_of_this_machine(), {("gloo", 2): (old,), ("bls", 8): (old,)})
     file = tmp_path / "profile.json"
     before.save(file)
     command = ["calibrate", "--overlap", "--out", str(file)]
@@ -111,16 +110,17 @@ def test_the_command_adds_to_the_profile(
     assert [(each.minutes, each.world_sizes) for each in asked] == [(5.0, (2, 4)), (0.5, (2, 3))]
 
     after = load_profile(file)
-    assert set(after.overlap) == {("gloo", ranks) for ranks in (2, 3, 4)} | {("bls", 8)}
-    assert after.overlap["bls", 8] == (old,)
-    float32, uint8 = after.overlap["gloo", 2]
+    overlap = overlap_of(after)
+    assert set(overlap) == {("gloo", ranks) for ranks in (2, 3, 4)} | {("bls", 8)}
+    assert overlap["bls", 8] == (old,)
+    float32, uint8 = overlap["gloo", 2]
     assert not float32.changes_values
     assert uint8.changes_values
     assert dataclasses.astuple(uint8.times) == pytest.approx(
         (200.0, 0.001, 0.002, 0.5, 300.0, 0.0, 50.0, 70.0, 40.0, 30.0), abs=1e-6
     )
-    assert dataclasses.replace(after, overlap={}).as_json() == (
-        dataclasses.replace(before, overlap={}).as_json()
+    assert dataclasses.replace(after, overlap=()).as_json() == (
+        dataclasses.replace(before, overlap=()).as_json()
     )
     printed = capsys.readouterr().out
     assert "profile.json: all-reduces of gloo among 3 ranks" in printed

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..costs.contention import ModeTimes
-from .backward import Backward, Floats
-from .lower_bounds import LowerBounds
-from .timeline import Group, Layer
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.search.backward import Backward, Floats
+from torchrec_bls.overlap.search.lower_bounds import LowerBounds
+from torchrec_bls.overlap.search.timeline import Group, Layer
 
 #: Of the labels of a layer, how many the first search keeps, whose plan prunes the second.
 _BEAM = 8

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec_bls.sharding.overlap.defaults import (
+
+from benchmarks.simulator.dense.layers import dense_ops
+from tests.processes import run
+from torchrec_bls.overlap.search.defaults import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     buckets_of,
     data_parallel,
     torchrec_data_parallel,
 )
-from torchrec_bls.sharding.overlap.timeline import Layer
-
-from benchmarks.simulator.dense.layers import dense_ops
-from tests.processes import run
+from torchrec_bls.overlap.search.timeline import Layer
 
 MIB = 2**20
 

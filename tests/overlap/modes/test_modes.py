@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torchrec_bls.sharding.costs.contention import Mode, ModeTimes, stage
-from torchrec_bls.sharding.costs.fitting.contention import (
+from torchrec_bls.sharding.costs.profile import (
+    Profile,
+    ProfileError,
+    load_profile,
+    profile_from_json,
+)
+
+from tests.sharding.synthetic import changed, small_profile
+from torchrec_bls.overlap.modes.contention import ModeTimes, stage
+from torchrec_bls.overlap.modes.fitting import (
     ModeSamples,
     draw_modes,
     fit_mode,
     held_out_percent,
 )
-from torchrec_bls.sharding.costs.profile import (
-    Profile,
-    ProfileError,
-    load_profile,
-    modes_of,
-    profile_from_json,
-)
-
-from tests.sharding.synthetic import changed, small_profile
+from torchrec_bls.overlap.modes.mode import Mode, modes_of, overlap_of, with_modes
 
 TRUE = ModeTimes(300.0, 0.0005, 0.0012, 0.4, 500.0, 160.0, 900.0, 2000.0, 700.0, 60.0)
 SIZES = np.geomspace(2**14, 2**25, 10)
@@ -130,17 +130,16 @@ def with_overlap() -> Profile:
         Mode("float32", TRUE, draws, held_out_percent=4.0),
         Mode("uint4", TRUE, changes_values=True),
     )
-    overlap = {("gloo", 2): modes, ("bls", 2): modes[:1]}
-    return dataclasses.replace(small_profile(), overlap=overlap)
+    return with_modes(small_profile(), {("gloo", 2): modes, ("bls", 2): modes[:1]})
 
 
 def test_an_overlap_comes_back_and_may_lack(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     with_overlap().save(file)
-    assert load_profile(file).overlap == with_overlap().overlap
+    assert overlap_of(load_profile(file)) == overlap_of(with_overlap())
     small_profile().save(file)
     assert "overlap" not in json.loads(file.read_text())
-    assert load_profile(file).overlap == {}
+    assert overlap_of(load_profile(file)) == {}
 
 
 def test_profiles_of_before_lack_what_is_late_behind_and_beside_a_backward() -> None:
@@ -149,7 +148,7 @@ def test_profiles_of_before_lack_what_is_late_behind_and_beside_a_backward() -> 
         for mode in of_group["modes"]:
             for late in ("behind_us", "wake_us", "cold_us", "hook_us"):
                 del mode["times"][late], mode["draws"][late]
-    (float32, _) = profile_from_json(json.dumps(record), "profile").overlap["gloo", 2]
+    (float32, _) = modes_of(profile_from_json(json.dumps(record), "profile"), "gloo", 2)
     late = dict.fromkeys(("behind_us", "wake_us", "cold_us", "hook_us"), 0.0)
     assert float32.times == dataclasses.replace(TRUE, **late)
     assert [draw.late_us + draw.behind_us + draw.hook_us for draw in float32.draws] == [0.0, 0.0]
@@ -169,12 +168,11 @@ def test_the_modes_of_a_group() -> None:
     ("path", "value", "message"),
     [
         ((0, "world_size"), 1, r"overlap\[0\].world_size: expected int >= 2, got 1"),
-        ((1, "backend"), "gloo", "two lists of modes of gloo among 2 ranks: make one"),
+        ((1, "backend"), "gloo", "2 lists of modes are of gloo among 2 ranks: make it"),
         ((0, "backend"), KeyError, "'backend' is missing"),
         ((0, "modes"), [], r"modes: expected array of length >= 1, got \[\]"),
         ((0, "modes", 1, "name"), "float32", "modes have the names .'float32', 'float32'."),
         ((0, "modes", 0, "times", "startup_us"), -1, "expected float >= 0.0, got -1"),
-        ((0, "modes", 0, "times", "startup_us"), float("nan"), "is no JSON"),
         (
             (0, "modes", 0, "times", "compute_rate"),
             0,
@@ -198,4 +196,4 @@ def test_the_modes_of_a_group() -> None:
 def test_an_overlap_that_cannot_be_used(path: tuple[Any, ...], value: Any, message: str) -> None:
     record = changed(with_overlap(), ("overlap", *path), value)
     with pytest.raises(ProfileError, match=message):
-        profile_from_json(json.dumps(record), "profile")
+        overlap_of(profile_from_json(json.dumps(record), "profile"))

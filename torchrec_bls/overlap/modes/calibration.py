@@ -16,13 +16,17 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from torchrec_bls.collective.backend import process_group
+from torchrec_bls.overlap.modes.fitting import (
+    ModeSamples,
+    draw_modes,
+    fit_mode,
+    held_out_percent,
+)
+from torchrec_bls.overlap.modes.mode import Mode, Overlap, with_modes
+from torchrec_bls.overlap.modes.timer import FLOAT32, LEAST_ROUNDS, SIZES, OverlapTimer
 from torchrec_bls.processes import stream
-
-from ..costs.contention import Mode, Overlap
-from ..costs.fitting.contention import ModeSamples, draw_modes, fit_mode, held_out_percent
-from ..costs.machine import this_machine
-from ..costs.profile import Profile, ProfileError, load_profile
-from .overlap import FLOAT32, LEAST_ROUNDS, SIZES, OverlapTimer
+from torchrec_bls.sharding.costs.machine import this_machine
+from torchrec_bls.sharding.costs.profile import Profile, ProfileError, load_profile
 
 BACKENDS = ("gloo", "bls")
 # Backends that send from rank to rank, as quantized all-reduces do.
@@ -87,7 +91,7 @@ def calibrate_overlap(out: Path, settings: OverlapSettings) -> Overlap:
     profile = _profile_of_this_machine(out)
     samples = _measure_joined(settings) if is_joining() else measure_started(settings)
     added = {key: fit_modes(each) for key, each in samples.items()}
-    replace(profile, overlap={**profile.overlap, **added}).save(out)
+    with_modes(profile, added).save(out)
     return added
 
 

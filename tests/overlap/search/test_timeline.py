@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from torchrec_bls.sharding.costs.contention import ModeTimes, Stage, stage
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
-from tests.sharding.overlap.every_plan import finish, plans, random_layers, random_modes
+from tests.overlap.search.every_plan import finish, plans, random_layers, random_modes
+from torchrec_bls.overlap.modes.contention import ModeTimes, Stage, stage
+from torchrec_bls.overlap.search.timeline import Group, Layer, timeline
 
 # Startup 2, 1 us a byte alone and 2 beside a backward, which goes on at half its pace.
 SLOW = ModeTimes(2.0, 1.0, 2.0, 0.5)

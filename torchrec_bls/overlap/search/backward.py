@@ -1,4 +1,4 @@
-"""The effects of groups of layers on the backward: costs.contention.stage for many at once."""
+"""The effects of groups of layers on the backward: modes.contention.stage for many at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..costs.contention import ModeTimes
-from .timeline import Layer
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.search.timeline import Layer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]

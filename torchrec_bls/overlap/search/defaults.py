@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .timeline import Group, Layer
+from torchrec_bls.overlap.search.timeline import Group, Layer
 
 #: Of torch's DistributedDataParallel, by default.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20

@@ -7,13 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from torchrec_bls.sharding.costs.contention import ModeTimes
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.backward import Backward
-from torchrec_bls.sharding.overlap.lower_bounds import LowerBounds
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 
-from tests.sharding.overlap.every_plan import (
+from tests.overlap.search.every_plan import (
     finish,
     least,
     plans,
@@ -21,6 +16,11 @@ from tests.sharding.overlap.every_plan import (
     random_modes,
     traded_modes,
 )
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.backward import Backward
+from torchrec_bls.overlap.search.lower_bounds import LowerBounds
+from torchrec_bls.overlap.search.timeline import Group, Layer, timeline
 
 # Small backwards have many plans already: 5 layers of 2 modes have 30,000 with holds.
 SHAPES = [(5, 1), (4, 2), (3, 3)]

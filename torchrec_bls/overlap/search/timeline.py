@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..costs.contention import ModeTimes, stage
+from torchrec_bls.overlap.modes.contention import ModeTimes, stage
 
 _ROUNDING = 1e-6
 

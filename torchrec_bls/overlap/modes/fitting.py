@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..contention import ModeTimes
-from .least_squares import nonnegative_relative
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.sharding.costs.fitting.least_squares import nonnegative_relative
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -133,7 +133,8 @@ def held_out_percent(samples: ModeSamples) -> float:
 
 
 def _fitted(matrix: Floats, measured: Floats) -> Floats:
-    return nonnegative_relative(matrix, measured, long_ones_more=True)
+    fitted: Floats = nonnegative_relative(matrix, measured, long_ones_more=True)
+    return fitted
 
 
 def _median(rounds: Floats) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .backward import Backward, Floats
+from torchrec_bls.overlap.search.backward import Backward, Floats
 
 #: Into so many parts what is left of the backward is cut. More take longer, and prune more.
 _CELLS = 256

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from torchrec_bls.sharding.costs.contention import RANKS_OWN_TIMES, ModeTimes
-from torchrec_bls.sharding.overlap.timeline import Group, Layer
+from torchrec_bls.overlap.modes.contention import RANKS_OWN_TIMES, ModeTimes
+from torchrec_bls.overlap.search.timeline import Group, Layer
 
 
 def fusions(layers: int) -> Iterator[tuple[int, ...]]:

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
-from typing import Annotated, Any
-
-from msgspec import Meta, structs
-
-from torchrec_bls.records import Amount, Ranks, Record
+from dataclasses import astuple, dataclass, replace
 
 _OF_ALL_REDUCES = (
     *("startup_us", "alone_us_per_byte", "overlapped_us_per_byte"),
@@ -93,122 +87,6 @@ class ModeTimes:
         """Returns the mean speed of a backward beside an all-reduce of so many bytes."""
         us = self.overlapped_us(size)
         return self.compute_rate + (self.added_compute_us / us if us else 0.0)
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A way for gradients to travel: by a number of threads or channels of a library, or encoded.
-
-    Attributes:
-        name: name of the mode, for people and for plans.
-        times: fitted times.
-        draws: times fitted to resampled measurements, for intervals; may be empty.
-        changes_values: whether averages differ from float32's, as codecs' do.
-        channels: number of NCCL's channels, each with one CTA (`max_ctas`); None for other
-            libraries.
-        held_out_percent: mean of the absolute relative errors on sizes that nothing was fitted to;
-            None if that was not measured.
-    """
-
-    name: str
-    times: ModeTimes
-    draws: tuple[ModeTimes, ...] = ()
-    changes_values: bool = False
-    channels: int | None = None
-    held_out_percent: float | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for an impossible error."""
-        error = self.held_out_percent
-        if error is not None and not (math.isfinite(error) and error >= 0):
-            raise ValueError(f"mode {self.name} has an error of {error} %")
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns an object for the profile, with one list of draws for each parameter."""
-        return {
-            "name": self.name,
-            "changes_values": self.changes_values,
-            "channels": self.channels,
-            "held_out_percent": self.held_out_percent,
-            "times": asdict(self.times),
-            "draws": {name: [getattr(draw, name) for draw in self.draws] for name in _PARAMETERS},
-        }
-
-
-_PARAMETERS = tuple(field.name for field in fields(ModeTimes))
-
-#: (backend, world size) to the modes of such a group.
-Overlap = dict[tuple[str, int], tuple[Mode, ...]]
-
-
-def overlap_as_json(overlap: Overlap) -> list[dict[str, Any]]:
-    """Returns objects for the profile, one for each backend and world size."""
-    return [
-        {"backend": backend, "world_size": ranks, "modes": [mode.as_json() for mode in modes]}
-        for (backend, ranks), modes in overlap.items()
-    ]
-
-
-class _ModeRecord(Record):
-    name: str
-    changes_values: bool
-    channels: int | None
-    held_out_percent: Amount | None
-    times: dict[str, Amount]
-    draws: dict[str, list[Amount]]
-
-    def __post_init__(self) -> None:
-        for name in ("times", "draws"):
-            given = getattr(self, name)
-            if missing := sorted(set(_PARAMETERS) - set(RANKS_OWN_TIMES) - given.keys()):
-                raise ValueError(f"{name} lack '{missing[0]}'")
-            if unknown := sorted(given.keys() - set(_PARAMETERS)):
-                raise ValueError(f"{name} have '{unknown[0]}', which is unknown")
-        if len({len(drawn) for drawn in self.draws.values()}) > 1:
-            raise ValueError("draws are not equally many of each parameter")
-        if min((self.times["compute_rate"], *self.draws["compute_rate"])) <= 0:
-            raise ValueError("compute_rate is 0, but a backward must go on")
-
-    def mode(self) -> Mode:
-        # Profiles of before do not have what is late: it is 0.
-        names = list(self.draws)
-        draws = zip(*self.draws.values(), strict=True)
-        return Mode(
-            **{
-                **structs.asdict(self),
-                "times": ModeTimes(**self.times),
-                "draws": tuple(ModeTimes(**dict(zip(names, d, strict=True))) for d in draws),
-            }
-        )
-
-
-class OverlapRecord(Record):
-    """The modes of one backend and world size in a profile."""
-
-    backend: str
-    world_size: Ranks
-    modes: Annotated[list[_ModeRecord], Meta(min_length=1)]
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for two modes of one name."""
-        names = [mode.name for mode in self.modes]
-        if len(set(names)) < len(names):
-            raise ValueError(f"modes have the names {names}, but each must have its own")
-
-
-def overlap_of(records: Sequence[OverlapRecord]) -> Overlap:
-    """Reads what `overlap_as_json` wrote.
-
-    Raises:
-        ValueError: a backend and world size are there twice.
-    """
-    overlap: Overlap = {}
-    for record in records:
-        key = record.backend, record.world_size
-        if key in overlap:
-            raise ValueError(f"two lists of modes of {key[0]} among {key[1]} ranks")
-        overlap[key] = tuple(mode.mode() for mode in record.modes)
-    return overlap
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 
 
 def _profile(folder: Path) -> Path:
-    modes = dataclasses.replace(plans.FLOAT32, draws=(plans.FLOAT32.times,) * 2), plans.UINT8
+    modes = plans.FLOAT32, plans.UINT8
     with_modes(small_profile(), {("gloo", 2): modes}).save(folder / "profile.json")
     return folder / "profile.json"
 

@@ -66,8 +66,8 @@ def plan_of(
 def trial_as_predicted(plan: OverlapPlan, turns: int = 3) -> Trial:
     """A trial in which everything takes as long as predicted."""
     predicted = plan.prediction
-    times = predicted.planned, predicted.ddp_default, predicted.torchrec_default
-    return Trial(*((1e3 * each.middle,) * turns for each in times))
+    backwards = predicted.planned, predicted.ddp_default, predicted.torchrec_default
+    return Trial(*((each.timeline.finish,) * turns for each in backwards))
 
 
 def trying_all_plans() -> Any:

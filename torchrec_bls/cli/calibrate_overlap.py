@@ -58,22 +58,13 @@ def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
 
 
 def table(modes: Sequence[Mode]) -> str:
-    """Returns a line for each mode: parameters with intervals that hold 90 % of the draws, and the
-    error on sizes that nothing was fitted to."""
-    rows = [["mode", *(title for title, _ in _COLUMNS), "held-out error"]]
+    """Returns a line for each mode, with its parameters."""
+    rows = [["mode", *(title for title, _ in _COLUMNS)]]
     for mode in modes:
-        parameters = [_with_interval(mode, number) for _, number in _COLUMNS]
-        rows.append([mode.name, *parameters, f"{mode.held_out_percent:.1f} %"])
+        rows.append([mode.name, *(_short(number(mode.times)) for _, number in _COLUMNS)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = (map(str.ljust, row, widths) for row in rows)
     return "\n".join(f"  {'  '.join(row)}".rstrip() for row in padded)
-
-
-def _with_interval(mode: Mode, number: Callable[[ModeTimes], float]) -> str:
-    drawn = sorted(map(number, mode.draws))
-    beyond = len(drawn) // 20
-    low, high = drawn[beyond], drawn[-1 - beyond]
-    return f"{_short(number(mode.times))} [{_short(low)}-{_short(high)}]"
 
 
 def _short(number: float) -> str:

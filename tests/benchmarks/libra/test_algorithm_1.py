@@ -12,7 +12,6 @@ from benchmarks.libra.algorithm_1 import algorithm_1, allocate_modes
 from tests.overlap.search.every_plan import (
     finish,
     fusions,
-    prompt,
     random_layers,
     random_modes,
 )
@@ -67,7 +66,7 @@ def _searched(layers: list[Layer], modes: list[ModeTimes], most: int, chunks: in
 def test_plans_are_the_best_on_the_grid() -> None:
     for seed in range(150):
         draw = random.Random(seed)
-        layers, modes = random_layers(draw, 4), prompt(random_modes(draw, 2))
+        layers, modes = random_layers(draw, 4), random_modes(draw, 2)
         chunks, most = draw.randint(1, 7), draw.randint(1, 4)
         groups = algorithm_1(layers, modes, groups=most, chunks=chunks)
         assert len(groups) <= most
@@ -79,7 +78,7 @@ def test_plans_are_the_best_on_the_grid() -> None:
 def test_modes_of_given_groups_are_the_best_on_the_grid() -> None:
     for seed in range(150):
         draw = random.Random(f"modes {seed}")
-        layers, modes = random_layers(draw, 4), prompt(random_modes(draw, 3))
+        layers, modes = random_layers(draw, 4), random_modes(draw, 3)
         fusion = draw.choice(list(fusions(len(layers))))
         chunks = draw.randint(1, 7)
         groups = allocate_modes(layers, fusion, modes, chunks=chunks)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks.libra import baselines
-from tests.overlap.search.every_plan import least, prompt, random_layers, random_modes
+from tests.overlap.search.every_plan import least, random_layers, random_modes
 from torchrec_bls.overlap.modes.contention import ModeTimes
 from torchrec_bls.overlap.search.allocation import allocate
 from torchrec_bls.overlap.search.timeline import Group, Layer, timeline
@@ -104,7 +104,7 @@ def test_mg_wfbp_does_not_wait_for_layers_without_gradients() -> None:
 def test_the_best_single_mode_is_the_best_of_allocations() -> None:
     for seed in range(40):
         draw = random.Random(f"single {seed}")
-        layers, modes = random_layers(draw, 5), prompt(random_modes(draw, 3))
+        layers, modes = random_layers(draw, 5), random_modes(draw, 3)
         groups = baselines.best_single_mode(layers, modes)
         assert len({group.mode for group in groups}) == 1
         best = min(least(layers, [mode], holds=False) for mode in modes)

@@ -84,9 +84,8 @@ def made_samples(settings: OverlapSettings) -> Samples:
     alone, beside = 200.0 + 0.001 * sizes, 500.0 + 0.002 * sizes
     rounds = np.ones((5, 1))
     alone, beside = rounds * alone, rounds * beside
-    late = [rounds * np.full(len(sizes), each) for each in (70.0, 40.0, 30.0)]
     rate = rounds * np.full(len(sizes), 0.5)
-    mode = ModeSamples(sizes, alone, alone + 50.0, *late, beside, rate)
+    mode = ModeSamples(sizes, alone, beside, rate)
     return {("gloo", ranks): {"float32": mode, "uint8": mode} for ranks in settings.world_sizes}
 
 
@@ -117,7 +116,7 @@ def test_the_command_adds_to_the_profile(
     assert not float32.changes_values
     assert uint8.changes_values
     assert dataclasses.astuple(uint8.times) == pytest.approx(
-        (200.0, 0.001, 0.002, 0.5, 300.0, 0.0, 50.0, 70.0, 40.0, 30.0), abs=1e-6
+        (200.0, 0.001, 0.002, 0.5, 300.0, 0.0), abs=1e-6
     )
     assert dataclasses.replace(after, overlap=()).as_json() == (
         dataclasses.replace(before, overlap=()).as_json()
@@ -125,13 +124,7 @@ def test_the_command_adds_to_the_profile(
     printed = capsys.readouterr().out
     assert "profile.json: all-reduces of gloo among 3 ranks" in printed
     (cells, *_) = (re.split("  +", line) for line in printed.splitlines() if "uint8" in line)
-    assert cells == [
-        "",
-        "uint8",
-        *("200 [200-200]", "500 [500-500]"),
-        *("1,000 [1,000-1,000]", "2,000 [2,000-2,000]"),
-        *("0.5 [0.5-0.5]", "0.5 [0.5-0.5]", "0.0 %"),
-    ]
+    assert cells == ["", "uint8", "200", "500", "1,000", "2,000", "0.5", "0.5"]
 
 
 def another_machine(file: Path) -> None:

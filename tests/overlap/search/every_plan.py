@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 
-from torchrec_bls.overlap.modes.contention import RANKS_OWN_TIMES, ModeTimes
+from torchrec_bls.overlap.modes.contention import ModeTimes
 from torchrec_bls.overlap.search.timeline import Group, Layer
 
 
@@ -27,11 +26,10 @@ def finish(layers: Sequence[Layer], groups: Sequence[Group], modes: Sequence[Mod
     """Returns when a plan is done: Eqs. 8 to 15 with the names of the paper."""
     total = sum(layer.compute_us for layer in layers)
     time = processed = 0.0
-    last, behind = 0, modes[0].behind_us if any(layer.bytes for layer in layers) else 0.0
+    last = 0
     for group in groups:
         first, last = last, last + group.layers
         ready = sum(layer.compute_us for layer in layers[: last + group.hold])
-        ready = min(ready + modes[0].wake_us + modes[0].cold_us, total)
         if processed < ready:
             time, processed = time + ready - processed, ready
         size = sum(layer.bytes for layer in layers[first:last])
@@ -47,10 +45,8 @@ def finish(layers: Sequence[Layer], groups: Sequence[Group], modes: Sequence[Mod
         rest_of_compute = b * (1 - overlap / g) if g else 0.0
         rest_of_sending = q * (1 - overlap / p) if p else 0.0
         time += overlap + rest_of_sending
-        if rest_of_sending > 1e-6:
-            time, behind = time + behind, 0.0
         processed = total - rest_of_compute
-    return time + behind + total - processed
+    return time + total - processed
 
 
 def plans(layers: int, modes: int, *, holds: bool = True) -> Iterator[list[Group]]:
@@ -102,11 +98,6 @@ def random_modes(draw: random.Random, most: int) -> list[ModeTimes]:
         alone = draw.choice([0.0, 0.1, draw.uniform(0, 0.4)])
         slower = draw.choice([1.0, draw.uniform(1, 4), draw.uniform(0.4, 1)])
         rate = draw.choice([1.0, 0.5, draw.uniform(0.05, 1.0), draw.uniform(1.0, 1.2)])
-        startup, *added = (draw.choice([0.0, 1.0, draw.uniform(0, 8)]) for _ in range(6))
+        startup, *added = (draw.choice([0.0, 1.0, draw.uniform(0, 8)]) for _ in range(3))
         found.append(ModeTimes(startup, alone, alone * slower, rate, *added))
     return found
-
-
-def prompt(modes: list[ModeTimes]) -> list[ModeTimes]:
-    """Returns the modes without what is late beside and behind a backward."""
-    return [replace(mode, **dict.fromkeys(RANKS_OWN_TIMES, 0.0)) for mode in modes]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -43,38 +42,6 @@ def test_timelines_by_hand() -> None:
     assert (held.begin, held.end) == ((7, 14), (14, 19))
 
 
-def test_the_first_all_reduce_after_a_backward_takes_longer() -> None:
-    layers = [Layer(4.0, 5), Layer(3.0, 1), Layer(6.0, 2)]
-    late = replace(FREE, behind_us=3.0)
-    one = timeline(layers, [Group(3)], [late])
-    assert (one.begin, one.end, one.finish) == ((13,), (26,), 26)
-    # As by hand above, but the second goes on after the backward's end at 13, and so is late.
-    three = timeline(layers, [Group(1), Group(1), Group(1)], [late, FREE])
-    assert (three.begin, three.end, three.finish) == ((4, 11, 17), (11, 17, 21), 21)
-    # That of the first mode counts, in all plans.
-    assert timeline(layers, [Group(3, 1)], [FREE, late]).finish == 23
-    assert timeline([Layer(4.0, 5), Layer(9.0, 0)], [Group(1), Group(1)], [late]).finish == 16
-    assert timeline([Layer(4.0, 0)], [Group(1)], [late]).finish == 4
-
-
-def test_an_all_reduce_begins_late_where_its_thread_waits_for_a_core() -> None:
-    layers = [Layer(4.0, 5), Layer(3.0, 1), Layer(6.0, 2)]
-    late = replace(FREE, wake_us=1.5)
-    # The second begins behind the first, and the third where the backward ends.
-    found = timeline(layers, [Group(1), Group(1), Group(1)], [late])
-    assert (found.ready, found.begin, found.end) == (
-        (4, 7, 13),
-        (5.5, 12.5, 15.5),
-        (12.5, 15.5, 19.5),
-    )
-    assert timeline(layers, [Group(3)], [late]).begin == (13,)
-    # It begins as early, and is under way later.
-    cold = timeline(layers, [Group(1), Group(1), Group(1)], [replace(late, cold_us=1.0)])
-    assert (cold.begin, cold.end) == ((5.5, 13.5, 16.5), (13.5, 16.5, 20.5))
-    # That of the first mode counts.
-    assert timeline(layers, [Group(1, 1), Group(2)], [FREE, late]).begin[0] == 4
-
-
 def test_groups_that_do_not_fit() -> None:
     layers = [Layer(1.0, 1)] * 3
     with pytest.raises(ValueError, match="2 layers of 3"):
@@ -101,8 +68,7 @@ def test_every_plan_finishes_as_the_equations_say() -> None:
 def test_timelines_beside_small_steps() -> None:
     for seed in range(25):
         draw = random.Random(f"steps {seed}")
-        layers = random_layers(draw, 4)
-        modes = [replace(mode, behind_us=0.0, cold_us=0.0) for mode in random_modes(draw, 2)]
+        layers, modes = random_layers(draw, 4), random_modes(draw, 2)
         groups = draw.choice(list(plans(len(layers), len(modes))))
         found = timeline(layers, groups, modes)
         step = max(found.finish, 1.0) / 20_000
@@ -130,7 +96,7 @@ def _small_steps(
         number = len(end)
         if number < len(groups) and len(begin) == number:
             last = sum(group.layers for group in groups[: number + 1]) + groups[number].hold
-            if computed >= min(needed[last - 1] + modes[0].wake_us, total) - 1e-9:
+            if computed >= needed[last - 1] - 1e-9:
                 begin.append(now)
                 sent = 0.0
         computing = computed < total - 1e-9

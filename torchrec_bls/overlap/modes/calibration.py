@@ -16,12 +16,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from torchrec_bls.collective.backend import process_group
-from torchrec_bls.overlap.modes.fitting import (
-    ModeSamples,
-    draw_modes,
-    fit_mode,
-    held_out_percent,
-)
+from torchrec_bls.overlap.modes.fitting import ModeSamples, fit_mode
 from torchrec_bls.overlap.modes.mode import Mode, Overlap, with_modes
 from torchrec_bls.overlap.modes.timer import FLOAT32, LEAST_ROUNDS, SIZES, OverlapTimer
 from torchrec_bls.processes import stream
@@ -96,16 +91,9 @@ def calibrate_overlap(out: Path, settings: OverlapSettings) -> Overlap:
 
 
 def fit_modes(samples: dict[str, ModeSamples]) -> tuple[Mode, ...]:
-    """Fits each mode, with draws and the error on sizes that are held out."""
+    """Fits each mode."""
     return tuple(
-        Mode(
-            name,
-            fit_mode(each),
-            draw_modes(each),
-            changes_values=name != FLOAT32,
-            held_out_percent=round(held_out_percent(each), 2),
-        )
-        for name, each in samples.items()
+        Mode(name, fit_mode(each), changes_values=name != FLOAT32) for name, each in samples.items()
     )
 
 

@@ -6,12 +6,9 @@ import math
 from dataclasses import astuple, dataclass, replace
 
 _OF_ALL_REDUCES = (
-    *("startup_us", "alone_us_per_byte", "overlapped_us_per_byte"),
-    *("added_startup_us", "behind_us"),
+    *("startup_us", "alone_us_per_byte"),
+    *("overlapped_us_per_byte", "added_startup_us"),
 )
-
-#: Parameters that are the ranks' own, whatever travels: of several modes those of the first count.
-RANKS_OWN_TIMES = ("behind_us", "wake_us", "cold_us", "hook_us")
 
 
 @dataclass(frozen=True)
@@ -30,16 +27,6 @@ class ModeTimes:
         added_compute_us: microseconds of the backward done in each startup, beyond those at
             `compute_rate`. An all-reduce that waits for threads takes less of the cores than one
             that sends. The paper has none.
-        behind_us: microseconds more of the first all-reduce after a backward than of one right
-            behind another one, once in all plans; the paper has none.
-        wake_us: microseconds from when gradients are ready beside a backward until their all-reduce
-            begins, if none runs: its thread waits for a core. The paper has none.
-        cold_us: microseconds more of such an all-reduce than of one right behind another one. The
-            backward goes on meanwhile. The paper has none.
-        hook_us: microseconds more of a backward whose all-reduces another thread makes, as the hook
-            of planned buckets does: that thread wakes up, and in the end the main thread.
-
-    The last four are `RANKS_OWN_TIMES`.
     """
 
     startup_us: float
@@ -48,10 +35,6 @@ class ModeTimes:
     compute_rate: float
     added_startup_us: float = 0.0
     added_compute_us: float = 0.0
-    behind_us: float = 0.0
-    wake_us: float = 0.0
-    cold_us: float = 0.0
-    hook_us: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for times that are impossible."""
@@ -61,12 +44,6 @@ class ModeTimes:
             raise ValueError(f"times of a mode are not negative: {self}")
         if self.compute_rate <= 0:
             raise ValueError(f"a backward goes on at a rate above 0: {self}")
-
-    @property
-    def late_us(self) -> float:
-        """Returns the microseconds by which an all-reduce beside a backward is late if none runs
-        before."""
-        return self.wake_us + self.cold_us
 
     def alone_us(self, size: float) -> float:
         """Returns the time of an all-reduce of so many bytes right behind another one, without a

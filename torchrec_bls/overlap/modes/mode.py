@@ -2,102 +2,46 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
 import msgspec
-from msgspec import Meta, structs
+from msgspec import Meta
 
-from torchrec_bls.overlap.modes.contention import RANKS_OWN_TIMES, ModeTimes
-from torchrec_bls.records import Amount, Ranks, Record, decode
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.records import Positive, Ranks, Record, decode
 from torchrec_bls.sharding.costs.profile import Profile, ProfileError
+
+_CURE = "make it anew with `torchrec-bls calibrate --overlap`"
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way for gradients to travel: by a number of threads or channels of a library, or encoded.
+    """A way for gradients to travel: by a number of threads, or encoded.
 
     Attributes:
         name: name of the mode, for people and for plans.
         times: fitted times.
-        draws: times fitted to resampled measurements, for intervals; may be empty.
         changes_values: whether averages differ from float32's, as codecs' do.
-        channels: number of NCCL's channels, each with one CTA (`max_ctas`); None for other
-            libraries.
-        held_out_percent: mean of the absolute relative errors on sizes that nothing was fitted to;
-            None if that was not measured.
+        threads: number of threads, or CTAs of a GPU, that send; None: as many as the backend likes.
     """
 
     name: str
     times: ModeTimes
-    draws: tuple[ModeTimes, ...] = ()
     changes_values: bool = False
-    channels: int | None = None
-    held_out_percent: float | None = None
+    threads: Positive | None = None
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for an impossible error."""
-        error = self.held_out_percent
-        if error is not None and not (math.isfinite(error) and error >= 0):
-            raise ValueError(f"mode {self.name} has an error of {error} %")
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns an object for the profile, with one list of draws for each parameter."""
-        return {
-            "name": self.name,
-            "changes_values": self.changes_values,
-            "channels": self.channels,
-            "held_out_percent": self.held_out_percent,
-            "times": asdict(self.times),
-            "draws": {name: [getattr(draw, name) for draw in self.draws] for name in _PARAMETERS},
-        }
-
-
-_PARAMETERS = tuple(field.name for field in fields(ModeTimes))
 
 #: (backend, world size) to the modes of such a group.
 Overlap = dict[tuple[str, int], tuple[Mode, ...]]
 
 
-class _ModeRecord(Record):
-    name: str
-    changes_values: bool
-    channels: int | None
-    held_out_percent: Amount | None
-    times: dict[str, Amount]
-    draws: dict[str, list[Amount]]
-
-    def __post_init__(self) -> None:
-        for name in ("times", "draws"):
-            given = getattr(self, name)
-            if missing := sorted(set(_PARAMETERS) - set(RANKS_OWN_TIMES) - given.keys()):
-                raise ValueError(f"{name} lack '{missing[0]}'")
-            if unknown := sorted(given.keys() - set(_PARAMETERS)):
-                raise ValueError(f"{name} have '{unknown[0]}', which is unknown")
-        if len({len(drawn) for drawn in self.draws.values()}) > 1:
-            raise ValueError("draws are not equally many of each parameter")
-        if min((self.times["compute_rate"], *self.draws["compute_rate"])) <= 0:
-            raise ValueError("compute_rate is 0, but a backward must go on")
-
-    def mode(self) -> Mode:
-        # Profiles of before do not have what is late: it is 0.
-        names = list(self.draws)
-        draws = zip(*self.draws.values(), strict=True)
-        return Mode(
-            **{
-                **structs.asdict(self),
-                "times": ModeTimes(**self.times),
-                "draws": tuple(ModeTimes(**dict(zip(names, d, strict=True))) for d in draws),
-            }
-        )
-
-
 class _GroupRecord(Record):
     backend: str
     world_size: Ranks
-    modes: Annotated[list[_ModeRecord], Meta(min_length=1)]
+    # Modes of older profiles have more fields, which are passed over.
+    modes: Annotated[tuple[Mode, ...], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         names = [mode.name for mode in self.modes]
@@ -123,10 +67,7 @@ def overlap_of(profile: Profile) -> Overlap:
     """
     section = msgspec.json.encode({"overlap": profile.overlap})
     groups = decode(section, _Section, f"profile {profile.name}", _CURE, ProfileError).overlap
-    return {
-        (each.backend, each.world_size): tuple(mode.mode() for mode in each.modes)
-        for each in groups
-    }
+    return {(each.backend, each.world_size): each.modes for each in groups}
 
 
 def with_modes(profile: Profile, added: Overlap) -> Profile:
@@ -139,7 +80,7 @@ def with_modes(profile: Profile, added: Overlap) -> Profile:
     return replace(
         profile,
         overlap=tuple(
-            {"backend": backend, "world_size": ranks, "modes": [mode.as_json() for mode in modes]}
+            {"backend": backend, "world_size": ranks, "modes": [asdict(mode) for mode in modes]}
             for (backend, ranks), modes in groups.items()
         ),
     )
@@ -167,6 +108,3 @@ def modes_of(profile: Profile, backend: str, ranks: int) -> tuple[Mode, ...]:
             " --out PROFILE` with torchrun's options for these"
         )
     return overlap[backend, ranks]
-
-
-_CURE = "make it anew with `torchrec-bls calibrate --overlap`"

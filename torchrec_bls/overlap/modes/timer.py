@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, product
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +29,8 @@ CODECS = {"uint8": Codec.UINT8, "uint4": Codec.UINT4}
 
 # A sample is a sequence of all-reduces that takes about this long.
 _SAMPLE_S, _MOST_CALLS, _PROBE_CALLS = 0.025, 100, 3
-# Beside a backward the first one takes longer than those behind it.
-_LEAST_BESIDE = 3
-# All-reduces come behind so much computing, long enough for their threads to have gone to sleep.
-_COMPUTED_S = 0.01
+# Beside a backward.
+_LEAST_BESIDE = 2
 _BACKWARDS_ALONE = 3  # a round
 _WORD_BYTES = 4
 
@@ -47,28 +44,12 @@ AllReduce = Callable[[Tensor], object]
 
 @dataclass(frozen=True)
 class _Cell:
-    """All-reduces of one mode and size, and how many of them, or pairs of them, make a sample."""
+    """All-reduces of one mode and size, and how many of them make a sample, besides a first one."""
 
     mode: str
     bytes: int
     calls_alone: int
     calls_overlapped: int
-
-
-class _OverlappedTimes(NamedTuple):
-    """All-reduces beside a backward, on one rank.
-
-    Attributes:
-        wake_s: seconds until the first one begins.
-        first_s: seconds of the first one.
-        others_s: seconds of all others together.
-        pieces: pieces of the backward done beside the others.
-    """
-
-    wake_s: float
-    first_s: float
-    others_s: float
-    pieces: float
 
 
 class OverlapTimer:
@@ -77,14 +58,10 @@ class OverlapTimer:
     The timer works as the hook of planned buckets does. One thread of each rank makes all-reduces
     in sequence. Meanwhile the main thread makes a backward of linear layers, on one thread. All
     ranks do the same at the same time. Where they share cores, their backwards take cores from each
-    other as well. "A backward alone" is one on all ranks without an all-reduce. All-reduces without
-    a backward come in pairs behind one: the first is "behind", the second "alone".
+    other as well. "A backward alone" is one on all ranks without an all-reduce.
 
-    An all-reduce behind computing is timed from when the last rank begins it, by that rank: the one
-    which takes least. A barrier right before would wake up all threads, and make it shorter than in
-    training. Of others the mean of all ranks counts, since they keep ranks in step. The progress of
-    the backward is the mean of all ranks too: chance decides which of them gets more of a core
-    within a sample.
+    The first all-reduce of a sample does not count: it brings the ranks in step. Of all numbers the
+    mean of all ranks counts: chance decides which of them gets more of a core within a sample.
 
     Args:
         group: group of ranks, with a backend that reduces float32.
@@ -143,10 +120,6 @@ class OverlapTimer:
             samples[mode] = ModeSamples(
                 np.asarray(self._sizes(), dtype=np.float64),
                 np.stack([each.alone_us[cells] for each in self._rounds]),
-                np.stack([each.behind_us[cells] for each in self._rounds]),
-                np.stack([each.wake_us[cells] for each in self._rounds]),
-                np.stack([each.cold_us[cells] for each in self._rounds]),
-                np.stack([each.hook_us[cells] for each in self._rounds]),
                 np.stack([each.overlapped_us[cells] for each in self._rounds]),
                 np.stack([each.compute_rate[cells] for each in self._rounds]),
             )
@@ -161,21 +134,19 @@ class OverlapTimer:
 
     def _probe(self, mode: str, size: int) -> tuple[_Cell, float]:
         """Returns a cell, and the seconds that it takes in a round."""
-        self._pairs_s(mode, size, 1)
-        alone_s = float(self._pairs_s(mode, size, _PROBE_CALLS).sum()) / _PROBE_CALLS
-        beside = self._beside(mode, size, _PROBE_CALLS)
-        overlapped_s = (beside.first_s + beside.others_s) / _PROBE_CALLS
-        each_s = self._slowest([alone_s + _COMPUTED_S, overlapped_s]).tolist()
+        self._alone_s(mode, size, 1)
+        alone_s = self._alone_s(mode, size, _PROBE_CALLS)
+        overlapped_s, _ = self._beside(mode, size, _PROBE_CALLS)
+        each_s = self._slowest([alone_s / _PROBE_CALLS, overlapped_s / _PROBE_CALLS]).tolist()
         calls = [max(1, min(_MOST_CALLS, round(_SAMPLE_S / seconds))) for seconds in each_s]
         calls[1] = max(calls[1], _LEAST_BESIDE)
-        planned_s = sum(count * seconds for count, seconds in zip(calls, each_s, strict=True))
-        return _Cell(mode, size, *calls), planned_s + _COMPUTED_S
+        planned_s = sum((1 + count) * seconds for count, seconds in zip(calls, each_s, strict=True))
+        return _Cell(mode, size, *calls), planned_s
 
     def _round(self) -> _Round:
         """Makes a sample of each cell in an order of its own, the same on all ranks."""
         cells = self._cells
-        pairs_s = np.zeros((len(cells), 3))
-        wake_s, first_s, others_s, pieces = np.zeros((4, len(cells)))
+        alone_s, overlapped_s, pieces = np.zeros((3, len(cells)))
         backward = 0.0
         todo = [("backward", 0)] * _BACKWARDS_ALONE
         todo += product(("alone", "overlapped"), range(len(cells)))
@@ -186,54 +157,39 @@ class OverlapTimer:
                 backward += self._backward_alone() / _BACKWARDS_ALONE
             elif what == "alone":
                 calls = cell.calls_alone
-                pairs_s[index] = self._pairs_s(cell.mode, cell.bytes, calls) / calls
+                alone_s[index] = self._alone_s(cell.mode, cell.bytes, calls) / calls
             else:
-                beside = self._beside(cell.mode, cell.bytes, cell.calls_overlapped)
-                wake_s[index], first_s[index], others_s[index], _ = beside
-                pieces[index] = beside.pieces / beside.others_s
-        wake_s = self._slowest([*wake_s])
-        first_s = self._over_ranks([*first_s], dist.ReduceOp.MIN)
-        pairs_s = self._mean([*pairs_s.flat]).reshape(-1, 3)
-        others_s = self._mean([*others_s])
-        overlapped_s = others_s / [cell.calls_overlapped - 1 for cell in cells]
+                calls = cell.calls_overlapped
+                seconds, done = self._beside(cell.mode, cell.bytes, calls)
+                overlapped_s[index], pieces[index] = seconds / calls, done / seconds
         progress = self._mean([*pieces, backward])
-        behind_s, alone_s, hook_s = pairs_s.T
-        times_s = (alone_s, behind_s, wake_s, first_s - overlapped_s, hook_s, overlapped_s)
-        return _Round(*[1e6 * each for each in times_s] + [progress[:-1] / progress[-1]])
+        return _Round(
+            1e6 * self._mean([*alone_s]),
+            1e6 * self._mean([*overlapped_s]),
+            progress[:-1] / progress[-1],
+        )
 
-    def _pairs_s(self, mode: str, size: int, calls: int) -> npt.NDArray[np.float64]:
-        """Returns (3,), the seconds of all-reduces behind a part of a backward, of as many right
-        behind one of these, and what it takes more to have another thread make both."""
-        seconds = np.zeros(3)
-        for _ in range(calls):
-            self._compute()
-            submitted = time.perf_counter()
-            begin, middle, end = self._thread.submit(self._reduce, mode, size, 2).result()
-            hook = time.perf_counter() - end + begin - submitted
-            behind = self._over_ranks([middle - begin], dist.ReduceOp.MIN)[0]
-            seconds += behind, end - middle, hook
-        return seconds
+    def _alone_s(self, mode: str, size: int, calls: int) -> float:
+        """Returns the seconds of so many all-reduces behind another one."""
+        dist.barrier(self._group)
+        _, first, *_, end = self._thread.submit(self._reduce, mode, size, 1 + calls).result()
+        return end - first
 
-    def _beside(self, mode: str, size: int, calls: int) -> _OverlappedTimes:
-        """Makes all-reduces beside a backward."""
-        self._compute()
+    def _beside(self, mode: str, size: int, calls: int) -> tuple[float, float]:
+        """Makes so many all-reduces behind another one, all beside a backward.
+
+        Returns:
+            Their seconds, and pieces of the backward done meanwhile.
+        """
+        dist.barrier(self._group)
         reached = [time.perf_counter()]
-        reducing = self._thread.submit(self._reduce, mode, size, calls)
+        reducing = self._thread.submit(self._reduce, mode, size, 1 + calls)
         while not reducing.done():
             next(self._backward)()
             reached.append(time.perf_counter())
-        begin, middle, *_, end = reducing.result()
-        first, last = np.interp([middle, end], reached, np.arange(len(reached)))
-        return _OverlappedTimes(
-            begin - reached[0], middle - begin, end - middle, float(last - first)
-        )
-
-    def _compute(self) -> None:
-        """Runs a part of a backward. Ranks begin it together; they end it as backwards end."""
-        dist.barrier(self._group)
-        end = time.perf_counter() + _COMPUTED_S
-        while time.perf_counter() < end:
-            next(self._backward)()
+        _, first, *_, end = reducing.result()
+        done = np.interp([first, end], reached, np.arange(len(reached)))
+        return end - first, float(np.diff(done)[0])
 
     def _backward_alone(self) -> float:
         """Returns pieces a second."""
@@ -278,10 +234,6 @@ class _Round:
     """A sample of each cell: fields of `ModeSamples`, (cells,)."""
 
     alone_us: npt.NDArray[np.float64]
-    behind_us: npt.NDArray[np.float64]
-    wake_us: npt.NDArray[np.float64]
-    cold_us: npt.NDArray[np.float64]
-    hook_us: npt.NDArray[np.float64]
     overlapped_us: npt.NDArray[np.float64]
     compute_rate: npt.NDArray[np.float64]
 

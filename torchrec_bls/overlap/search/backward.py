@@ -35,8 +35,7 @@ class Backward:
     """A backward and the modes in which its gradients may travel.
 
     Attributes:
-        ready: (layers + 1), microseconds of compute until the all-reduce of so many layers is under
-            way.
+        ready: (layers + 1), microseconds of compute until gradients of so many layers are ready.
         bytes: (layers + 1), bytes of the gradients of so many layers.
         modes: (fields of ModeTimes, modes), the times of each mode.
     """
@@ -54,9 +53,8 @@ class Backward:
         """
         if not modes:
             raise ValueError("gradients need a mode to travel by: name at least one")
-        done = np.cumsum([0.0, *(layer.compute_us for layer in layers)])
         return cls(
-            np.append(0.0, np.minimum(done[1:] + modes[0].late_us, done[-1])),
+            np.cumsum([0.0, *(layer.compute_us for layer in layers)]),
             np.cumsum([0.0, *(layer.bytes for layer in layers)]),
             np.array([astuple(each) for each in modes]).T,
         )
@@ -70,7 +68,7 @@ class Backward:
         """Returns the times of all-reduces of the layers from `first` until before each of
         `lasts`."""
         size = (self.bytes[lasts] - self.bytes[first])[:, None]
-        startup, per_byte, beside, rate, added_startup, added_compute, *_ = self.modes
+        startup, per_byte, beside, rate, added_startup, added_compute = self.modes
         alone = np.where(size > 0, startup + size * per_byte, 0.0)
         together = np.where(size > 0, startup + added_startup + size * beside, 0.0)
         # An all-reduce that takes no time leaves no time to compute more in.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from torchrec_bls.overlap.modes.contention import ModeTimes, stage
 
-_ROUNDING = 1e-6
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -79,7 +77,6 @@ def timeline(
     ready: list[float] = []
     begins, ends = [], []
     now, computed, last = 0.0, 0.0, 0
-    behind_us = modes[0].behind_us if any(layer.bytes for layer in layers) else 0.0
 
     def advance(until: float, rate: float) -> None:
         """Runs the backward on, to `until` of its own time."""
@@ -93,19 +90,13 @@ def timeline(
         first, last = last, last + group.layers
         if group.layers < 1 or not last <= last + group.hold <= len(layers):
             raise ValueError(f"group {number} can't be of {len(layers)} layers: {group}")
-        there = done[last + group.hold]
-        advance(max(computed, min(there + modes[0].wake_us, done[-1])), 1.0)
+        advance(max(computed, done[last + group.hold]), 1.0)
         begins.append(now)
-        advance(max(computed, min(there + modes[0].late_us, done[-1])), 1.0)
         size = sum(layer.bytes for layer in layers[first:last])
         times = modes[group.mode]
         part = stage(times, size, done[-1] - computed)
         advance(done[-1] - part.compute_left_us, times.rate(size))
         now += part.communication_us
-        if part.communication_us > _ROUNDING:
-            now, behind_us = now + behind_us, 0.0
         ends.append(now)
     advance(done[-1], 1.0)
-    # Where nothing is left to send then: all plans have it, so that they are compared without it.
-    now += behind_us
     return Timeline(tuple(ready), tuple(begins), tuple(ends), now)

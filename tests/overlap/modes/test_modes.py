@@ -96,7 +96,9 @@ def test_too_few_sizes() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_times_that_no_mode_can_have(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=r"of a mode are|rate above 0"):
+    with pytest.raises(
+        ValueError, match=rf"{name} is (-1.0|nan|inf), but must be finite and not negative"
+    ):
         dataclasses.replace(TRUE, **{name: value})
 
 
@@ -143,8 +145,16 @@ def test_the_modes_of_a_group() -> None:
         ((0, "backend"), KeyError, "'backend' is missing"),
         ((0, "modes"), [], r"modes: expected array of length >= 1, got \[\]"),
         ((0, "modes", 1, "name"), "float32", "modes have the names .'float32', 'float32'."),
-        ((0, "modes", 0, "times", "startup_us"), -1, "times of a mode are not negative"),
-        ((0, "modes", 0, "times", "compute_rate"), 0, "a backward goes on at a rate above 0"),
+        (
+            (0, "modes", 0, "times", "startup_us"),
+            -1,
+            "startup_us is -1.0, but must be finite and not",
+        ),
+        (
+            (0, "modes", 0, "times", "compute_rate"),
+            0,
+            "compute_rate is 0, but a backward must go on",
+        ),
         ((0, "modes", 0, "times", "compute_rate"), KeyError, "'compute_rate' is missing"),
         ((0, "modes", 0, "times", "startup_us"), "1", "expected float, got '1'"),
         ((0, "modes", 1, "times"), KeyError, "'times' is missing"),

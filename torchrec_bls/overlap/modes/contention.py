@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 _OF_ALL_REDUCES = (
     *("startup_us", "alone_us_per_byte"),
@@ -38,12 +38,11 @@ class ModeTimes:
 
     def __post_init__(self) -> None:
         """Raises ValueError for times that are impossible."""
-        if not all(math.isfinite(number) for number in astuple(self)):
-            raise ValueError(f"times of a mode are numbers: {self}")
-        if min(astuple(self)) < 0:
-            raise ValueError(f"times of a mode are not negative: {self}")
-        if self.compute_rate <= 0:
-            raise ValueError(f"a backward goes on at a rate above 0: {self}")
+        for name, value in asdict(self).items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}, but must be finite and not negative")
+        if not self.compute_rate:
+            raise ValueError("compute_rate is 0, but a backward must go on")
 
     def alone_us(self, size: float) -> float:
         """Returns the time of an all-reduce of so many bytes right behind another one, without a

@@ -153,35 +153,3 @@ class TableReuse(Protocol):
 
     def unique_rows(self, samples: float) -> float:
         """Distinct rows that a batch of `samples` reads."""
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """Times of a data-parallel step for the gradient of one parameter, microseconds on a core.
-
-    Attributes:
-        bytes: size of the gradient.
-        pack_us: time of its copy into a bucket.
-        unpack_us: time of the copy back.
-        update_us: time that the optimizer takes for the parameter.
-    """
-
-    bytes: int
-    pack_us: float
-    unpack_us: float
-    update_us: float
-
-
-@dataclass(frozen=True)
-class LayerTimes:
-    """One op of a dense layer in a training step, microseconds on a core.
-
-    Attributes:
-        forward_us: time of its forward.
-        backward_us: time of its backward.
-        gradients: gradients of its parameters, in the order in which the layer has them.
-    """
-
-    forward_us: float
-    backward_us: float
-    gradients: tuple[Gradient, ...] = ()

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torchrec_bls.sharding.overlap.timeline import timeline
 from tqdm import tqdm
 
 from benchmarks.libra import networks
 from benchmarks.libra.systems import SYSTEMS, THREADS, Cluster, Network, backwards, horovod, modes
+from torchrec_bls.overlap.search.timeline import timeline
 
 #: Percent; ranges and means are those of the four networks.
 PRINTED: dict[str, float] = json.loads(Path(__file__).with_name("printed.json").read_text())

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from torchrec_bls.sharding.overlap.timeline import Layer
+
+from torchrec_bls.overlap.search.timeline import Layer
 
 #: (2): parameters, and multiplications of a sample's forward.
 Part = NDArray[np.float64]

@@ -4,16 +4,16 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from typing import Any
 
-from torchrec_bls.sharding.costs.contention import ModeTimes
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.baselines import mg_wfbp
-from torchrec_bls.sharding.overlap.libra_grid import algorithm_1, allocate_modes
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
 from tqdm import tqdm
 
 from benchmarks.harness import record
 from benchmarks.libra import fit, networks, page
+from benchmarks.libra.algorithm_1 import algorithm_1, allocate_modes
+from benchmarks.libra.baselines import mg_wfbp
 from benchmarks.libra.systems import Cluster, Network, backwards, free, modes
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group, Layer, timeline
 
 NODES = [16 * 2**power for power in range(8)]
 #: A search begins with the rest of an iteration as the forward alone, half of the backward.

@@ -4,13 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from torchrec_bls.sharding.costs.contention import ModeTimes
-from torchrec_bls.sharding.overlap import baselines
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.libra_grid import allocate_modes
-from torchrec_bls.sharding.overlap.timeline import Group, Layer, timeline
-
-from benchmarks.libra import networks
+from benchmarks.libra import baselines, networks
+from benchmarks.libra.algorithm_1 import allocate_modes
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group, Layer, timeline
 
 #: R: how many threads communication may have.
 THREADS = tuple(128 * 2**power for power in range(6))

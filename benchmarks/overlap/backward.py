@@ -17,10 +17,6 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 from torchrec_bls.sharding import load_profile
-from torchrec_bls.sharding.calibration.overlap import OverlapTimer
-from torchrec_bls.sharding.calibration.overlap_run import fit_modes
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, Layer
 from tqdm import tqdm
 
 from benchmarks.harness import page, record
@@ -32,7 +28,12 @@ from torchrec_bls import overlap
 from torchrec_bls.overlap import hook
 from torchrec_bls.overlap.bucket_plan import OverlapPlan
 from torchrec_bls.overlap.measured.trial import Trial
-from torchrec_bls.overlap.prediction import typical_layers
+from torchrec_bls.overlap.modes.calibration import fit_modes
+from torchrec_bls.overlap.modes.mode import with_modes
+from torchrec_bls.overlap.modes.timer import OverlapTimer
+from torchrec_bls.overlap.prediction import modes_as_measured, typical_layers
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group, Layer
 
 FULL: dict[str, Any] = {"ranks": [2, 4], "gbit": [None, 5.0, 1.0], "models": list(MODELS)}
 FULL |= {"backends": ["gloo", "bls"], "turns": 9, "steps": 2, "minutes": 0.7}
@@ -64,8 +65,8 @@ def measure_on_rank(rank: int, backend: str, settings: dict[str, Any]) -> list[d
     timer.close()
     modes = [fit_modes(timer.samples())]
     dist.broadcast_object_list(modes)
-    profile = replace(
-        load_profile("epyc-milan-2-cores"), overlap={(backend, dist.get_world_size()): modes[0]}
+    profile = with_modes(
+        load_profile("epyc-milan-2-cores"), {(backend, dist.get_world_size()): modes[0]}
     )
     found = []
     for name in tqdm(settings["models"], disable=rank != 0, unit="model"):
@@ -100,11 +101,13 @@ def _compare(
         "mib": sum(layer.bytes for layer in plan.layers) / 2**20,
         "groups": [[group.layers, group.mode] for group in plan.groups],
         "replaces": {name: name in replaced for name in DEFAULTS},
-        "alone_ms": plan.prediction.alone.middle,
+        "alone_ms": plan.prediction.alone_us / 1e3,
         "tried_ms": plan.trial and _tried(plan.trial),
         "ms": ms,
         "retest": {name: _retest(each.values_in_order) for name, each in ms.items()},
-        "predicted": {name: vars(each) for name, each in predicted.items()},
+        "predicted": {
+            name: {"middle": each.timeline.finish / 1e3} for name, each in predicted.items()
+        },
         "over": {
             name: ratio_of_medians(ms["plan"].values_in_order, ms[name].values_in_order)
             for name in DEFAULTS
@@ -193,7 +196,7 @@ def _starts(plan: OverlapPlan, starts: Sequence[Sequence[float]]) -> dict[str, l
     own = [each for each in starts if len(each) == 1 + len(plan.groups)]
     of_ranks = gathered([np.subtract(each[1:], each[0]) for each in own])
     measured = 1e3 * np.median(np.max(of_ranks, axis=0), axis=0)
-    predicted = [each / 1e3 for each in plan.timeline.begin]
+    predicted = [each / 1e3 for each in plan.prediction.planned.timeline.begin]
     return {"measured": measured.tolist(), "predicted": predicted}
 
 
@@ -211,7 +214,8 @@ def _oracle(
         for first, size in zip([0, *ends], sizes, strict=False)
         for part in (typical[first : first + size],)
     ]
-    policies, chosen = {}, allocate(merged, [mode.times for mode in plan.modes_as_measured])
+    modes = modes_as_measured(plan.modes, plan.layers, plan.reduced_us)
+    policies, chosen = {}, allocate(merged, [mode.times for mode in modes])
     wanted = tuple(np.cumsum([each.layers for each in chosen]).tolist())
     for count in range(len(sizes)):
         for inner in combinations(range(1, len(sizes)), count):
@@ -230,14 +234,15 @@ def _off(errors: Sequence[float]) -> str:
     return f"{100 * np.mean(np.abs(errors)):.1f} % off (bias {100 * np.mean(errors):+.1f} %)"
 
 
-def _score(scores: Sequence[tuple[float, bool, float]]) -> str:
+def _score(scores: Sequence[tuple[float, float]], inside: Sequence[bool]) -> str:
     """Errors of predictions, how many measured times are inside of intervals, and retests."""
     if not scores:
         return "none"
-    errors, inside, retests = zip(*scores, strict=True)
+    errors, retests = zip(*scores, strict=True)
+    of_intervals = f", {100 * np.mean(inside):.0f} % inside their intervals" if inside else ""
     return (
-        f"{_off(errors)}, {100 * np.mean(inside):.0f} % inside their intervals; medians of the "
-        f"first and of the last turns are {100 * np.mean(retests):.1f} % from each other on average"
+        f"{_off(errors)}{of_intervals}; medians of the first and of the last turns are "
+        f"{100 * np.mean(retests):.1f} % from each other on average"
     )
 
 
@@ -245,7 +250,8 @@ def section(made: record.Record) -> str:
     """All cells, and the bars: gains, predictions, starts, oracle."""
     rows, late, gains, oracle, worse, tried = [], [], [], [], [], []
     errors: dict[str, list[float]] = {name: [] for name in POLICIES}
-    scores: dict[bool, list[tuple[float, bool, float]]] = {True: [], False: []}
+    scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    inside: dict[bool, list[bool]] = {True: [], False: []}
     for cell in made["results"]:
         ms = {name: each["median"] for name, each in cell["ms"].items()}
         link = "loopback" if cell["gbit"] is None else f"{cell['gbit']:g} Gbit/s"
@@ -264,8 +270,10 @@ def section(made: record.Record) -> str:
         of_one = {"plan": len(cell["groups"]) == 1, "all": True, "torchrec": cell["mib"] <= 25}
         for name, predicted in cell["predicted"].items():
             errors[name].append(predicted["middle"] / ms[name] - 1)
-            inside = predicted["low"] <= ms[name] <= predicted["high"]
-            scores[of_one.get(name, False)].append((errors[name][-1], inside, cell["retest"][name]))
+            is_one = of_one.get(name, False)
+            scores[is_one].append((errors[name][-1], cell["retest"][name]))
+            if "low" in predicted:  # of plans that had intervals
+                inside[is_one].append(predicted["low"] <= ms[name] <= predicted["high"])
         tried += [each / ms[name] - 1 for name, each in (cell["tried_ms"] or {}).items()]
         starts = zip(*cell["starts_ms"].values(), strict=True)
         late += [abs(p - m) <= max(1.0, 0.1 * m) for m, p in starts]
@@ -281,9 +289,10 @@ def section(made: record.Record) -> str:
     header = ["model", "ranks", "backend", "link", "MiB", "alone", "DDP", "TorchRec", "plan"]
     header += ["over DDP", "over TorchRec", "replaces"]
     off = ", ".join(f"{POLICIES[name]} {_off(own)}" for name, own in errors.items())
+    several, one = (_score(scores[is_one], inside[is_one]) for is_one in (False, True))
     lines = [
-        f"Predicted backwards of several buckets: {_score(scores[False])}. Those of one bucket, "
-        f"which the plan has measured in place: {_score(scores[True])}. By policy: {off}. "
+        f"Predicted backwards of several buckets: {several}. Those of one bucket, "
+        f"which the plan has measured in place: {one}. By policy: {off}. "
         f"{100 * np.mean(late):.0f} % of the planned all-reduces began within 10 % or 1 ms of the "
         "predicted moment."
     ]

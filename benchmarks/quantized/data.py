@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from benchmarks.quantized.criteo_clicks import criteo_clicks
+from benchmarks.quantized.movielens import movielens_clicks
+from benchmarks.quantized.planted_clicks import Clicks, PlantedClicks
 from torchrec_bls.datasets import capped_cardinalities
-from torchrec_bls.datasets.criteo_clicks import criteo_clicks
-from torchrec_bls.datasets.movielens import movielens_clicks
-from torchrec_bls.datasets.planted_clicks import Clicks, PlantedClicks
 
 _MODEL_SEED = 0
 _TEST_SEED = 1_000_000

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from torchrec_bls.codecs import emulation
+from benchmarks.quantized import emulation
 from torchrec_bls.codecs.rows import Codec
 
 EMBEDDING_DIM = 16

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from benchmarks.harness import record
 from benchmarks.harness.record import Record
 from benchmarks.quantized.data import Source, load
-from torchrec_bls.datasets.planted_clicks import Clicks, bayes_loss
+from benchmarks.quantized.planted_clicks import Clicks, bayes_loss
 
 TEST_ROWS = 1 << 16
 # A batch of the 2,000 rows of criteo-tiny; a sample for each of 128 nodes.

@@ -17,22 +17,27 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec_bls.sharding import Profile, ProfiledCosts, load_profile
-from torchrec_bls.sharding.costs.dense.layers import dense_ops
 from torchrec_bls.sharding.costs.fitting.accuracy import (
     bias_percent,
     gmae_percent,
     mape_percent,
 )
-from torchrec_bls.sharding.simulation.data_parallel import DenseSteps, data_parallel_program
+from torchrec_bls.sharding.simulation.data_parallel import DenseSteps
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import on_ranks, pin_to_core, slowest_ms
 from benchmarks.harness.statistics import Spread, taking_turns
+from benchmarks.simulator.dense.layers import dense_ops
+from benchmarks.simulator.dense.measure import measured_model
+from benchmarks.simulator.dense.model import DenseModel
+from benchmarks.simulator.dense.steps import data_parallel_program, dense_steps
 
 _WARM_UPS, _STEPS = 2, 4  # of a model's turn, the latter timed
 _SIMULATED_STEPS = 6
+# Dense ops that touch more bytes than these hold take longer.
+_CACHES = ("L2", "L3")
 _PREDICTIONS = ("simulated", "no contention", "sum of kernels")
 
 
@@ -78,10 +83,12 @@ SUITES = {"A": (2, True), "B": (4, False)}
 def main() -> None:
     parser = record.parser(__doc__)
     parser.set_defaults(json=Path("out/simulator_transformer.json"))
-    parser.add_argument("--profile", required=True, help="of this machine, with dense layers")
+    parser.add_argument("--profile", required=True, help="of this machine")
     parser.add_argument("--turns", type=int, default=6, help=f"of {_STEPS} timed steps each")
     options = parser.parse_args()
     profile = load_profile(options.profile)
+    sizes = profile.machine.cache_bytes
+    caches = [float(sizes[name]) for name in _CACHES if name in sizes]
     settings = {"turns": options.turns, "profile": options.profile}
     head = {"benchmark": "simulator_transformer", "environment": record.environment()}
     empty = {**head, "settings": settings, "results": []}
@@ -90,13 +97,14 @@ def main() -> None:
     for suite, (ranks, pinned) in SUITES.items():
         if suite in done:
             continue
+        ops = measured_model(caches)
         measured = on_ranks(ranks, _measure, pinned, options.turns)
         kept.raw["results"] += [
             {
                 "suite": suite,
                 **asdict(model),
                 "ms": ms,
-                "predicted_ms": predict(profile, model, ranks, pinned),
+                "predicted_ms": predict(profile, ops, model, ranks, pinned),
             }
             for model, ms in zip(MODELS, measured, strict=True)
         ]
@@ -104,12 +112,12 @@ def main() -> None:
     print(section(summarize(kept.raw)))
 
 
-def predict(profile: Profile, model: Model, ranks: int, pinned: bool) -> dict[str, float]:
+def predict(
+    profile: Profile, ops: DenseModel, model: Model, ranks: int, pinned: bool
+) -> dict[str, float]:
     """Returns milliseconds of a step: simulated, and by the baselines."""
-    if profile.dense is None:
-        raise SystemExit(f"profile {profile.name} has no dense layers: calibrate again")
-    layers = profile.dense.layer_times(dense_ops(model.module(), model.shape()))
-    dense = DenseSteps.of(layers, ranks, ProfiledCosts(profile))
+    layers = ops.layer_times(dense_ops(model.module(), model.shape()))
+    dense = dense_steps(layers, ranks, ProfiledCosts(profile))
     cores = len(os.sched_getaffinity(0))
     shared = Ranks.on_hosts(ranks, ranks, cores)
     if pinned:

@@ -9,7 +9,6 @@ import msgspec
 
 from torchrec_bls.records import AboveZero, Amount, Positive, Ranks, Record, Whole
 
-from ..costs.dense.ops import DenseOp
 from ..costs.machine import Machine
 from .configurations import LookupConfiguration
 from .step_models import StepModel
@@ -81,15 +80,6 @@ class RetestEntry(_TimedLookup, tag="retest"):
     """The times of a lookup that was measured again."""
 
 
-class DenseEntry(_Entry, tag="dense"):
-    """The times of a dense op; see `measure_dense`."""
-
-    visit: Whole
-    index: Whole
-    op: DenseOp
-    times: dict[Literal["forward_us", "backward_us"], Times]
-
-
 class MeasuredMessage(Record):
     """The times of a `Message`; see `measure_collectives`. Older ones lack times on cores."""
 
@@ -139,15 +129,7 @@ class StepsEntry(_Entry, tag="steps"):
             raise ValueError(f"a step of {ids:.3g} ids is larger than any that is measured")
 
 
-Entry = (
-    MemoryEntry
-    | WorkloadEntry
-    | LookupEntry
-    | RetestEntry
-    | DenseEntry
-    | CollectivesEntry
-    | StepsEntry
-)
+Entry = MemoryEntry | WorkloadEntry | LookupEntry | RetestEntry | CollectivesEntry | StepsEntry
 
 
 def check_together(entries: Iterable[tuple[str, Entry]]) -> None:

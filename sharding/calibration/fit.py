@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..costs.collective_model import AlphaBeta, CollectiveModel
-from ..costs.dense.model import DenseModel
 from ..costs.fitting.accuracy import gmae_percent
 from ..costs.fitting.collectives import (
     choose_curve,
@@ -20,7 +19,6 @@ from ..costs.fitting.collectives import (
     fit_imbalance,
     held_out_uneven_us,
 )
-from ..costs.fitting.dense import dense_samples, fit_dense
 from ..costs.fitting.intervals import interval_log
 from ..costs.fitting.lookups import LEAST_OPS, fit_lookup, samples_of
 from ..costs.fitting.repeats import LOOKUP_TIMES, undisturbed_us
@@ -38,8 +36,6 @@ Entries = Sequence[dict[str, Any]]
 
 # Host costs are held out by model.
 _LEAST_STEP_MODELS = 2
-# Dense ops that touch more bytes than this take longer.
-_CACHES = ("L2", "L3")
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,6 @@ def fit_profile(
             )
         ),
         retest_percent=retest_percent(entries),
-        dense=_dense_model(entries, machine),
     )
     return replace(profile, hosts=_host_models(entries, profile))
 
@@ -269,12 +264,6 @@ def retest_percent(entries: Entries) -> dict[str, float]:
             floor = gmae_percent(samples.visits_us[1], samples.visits_us[0])
             floors[f"{operation}_{backend}_{world_size}_ranks"] = round(floor, 2)
     return floors
-
-
-def _dense_model(entries: Entries, machine: Machine) -> DenseModel | None:
-    samples = dense_samples([entry for entry in entries if entry["kind"] == "dense"])
-    caches = [float(machine.cache_bytes[name]) for name in _CACHES if name in machine.cache_bytes]
-    return fit_dense(samples, caches) if samples else None
 
 
 def _lookup_models(entries: Entries) -> dict[tuple[bool, str], LookupModel]:

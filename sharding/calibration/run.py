@@ -22,17 +22,13 @@ from .records import Records
 from .step_models import ModelRanges, StepTask, draw_step_model, plans_by_hand
 
 #: Shares of the time; the rest is for starting processes.
-_LOOKUPS, _RETESTS, _COLLECTIVES, _DENSE = 0.40, 0.08, 0.21, 0.04
+_LOOKUPS, _RETESTS, _COLLECTIVES = 0.40, 0.08, 0.21
 _LEAST_LOOKUPS, _MOST_LOOKUPS = 24, 2000
 
 #: So many configurations are timed in turn, so often. The machine's slow moments last tenths of a
 #: second.
 _MOST_TOGETHER, _ROUNDS = 12, 5
 _RETEST_EVERY = 7
-
-#: At least so many dense ops are measured, some of each kind; at most so many of each kind; and so
-#: many in turn.
-_LEAST_DENSE, _MOST_DENSE, _DENSE_TOGETHER = 72, 100, 24
 
 #: How often everything is measured, far apart: a machine that others share has slow minutes.
 LOOKUP_VISITS = 3
@@ -103,7 +99,7 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
     machine = this_machine()
     records = Records(measurements_of(out), _as_lists(asdict(settings)), machine)
     total = 60 * settings.minutes
-    kinds = ("memory", "lookup", "retest", "collectives", "dense", "steps")
+    kinds = ("memory", "lookup", "retest", "collectives", "steps")
     done = sum(records.seconds(kind) for kind in kinds)
     with tqdm(
         total=total,
@@ -115,7 +111,6 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
             _lookups(records, settings, visit, bar)
             if visit in _COLLECTIVE_VISITS:
                 _collectives(records, settings, visit, bar)
-            _dense(records, settings, visit, bar)
             _retests(records, settings, visit, bar)
         _steps(records, settings, machine.cores, bar)
     profile = fit_profile(
@@ -197,29 +192,6 @@ def _measure_lookups(
                     records.add("workload", 0.0, {"index": index, **workload})
                 entry = {"visit": visit, "index": index, **times}
                 _add(records, kind, share_of_time, entry, bar)
-
-
-def _dense(records: Records, settings: Settings, visit: int, bar: Any) -> None:
-    from .dense import draw_dense, measure_dense
-    from .lookups import on_one_core
-
-    def done(of: int) -> dict[int, float]:
-        return {e["index"]: e["seconds"] for e in records.of("dense") if e["visit"] == of}
-
-    bar.set_description(f"dense layers, visit {visit + 1} of {LOOKUP_VISITS}")
-    ops = draw_dense(_MOST_DENSE, seed=settings.seed)
-    # Later visits measure as many as the first had time for.
-    missing = sorted((set(done(0)) if visit else set(range(len(ops)))) - set(done(visit)))
-    limit = _DENSE * 60 * settings.minutes / LOOKUP_VISITS
-    with on_one_core():
-        while missing and (visit or sum(done(0).values()) < limit or len(done(0)) < _LEAST_DENSE):
-            start = time.monotonic()
-            group, missing = missing[:_DENSE_TOGETHER], missing[_DENSE_TOGETHER:]
-            measured = measure_dense([ops[index] for index in group], _ROUNDS)
-            seconds = (time.monotonic() - start) / len(group)
-            for index, times in zip(group, measured, strict=True):
-                entry = {"visit": visit, "index": index, "op": asdict(ops[index]), "times": times}
-                _add(records, "dense", seconds, entry, bar)
 
 
 def _together(

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from torchrec_bls.records import AboveZero, Amount, Format, Record, read_bytes
 
 from .collective_model import CollectiveModel, CollectiveRecord
-from .contention import Mode, Overlap, OverlapRecord, overlap_as_json, overlap_of
-from .dense.model import DenseModel, DenseRecord
 from .host_costs import HostModel, HostRecord
 from .lookup.model import LookupModel, LookupRecord
 from .machine import Machine
@@ -72,9 +70,8 @@ class Profile:
             thing, by name, such as "lookup_forward". No model can be more exact.
         hosts: costs of steps beside lookups and exchanges, by (backend, training, world size);
             empty if no steps were measured.
-        dense: model of the ops of dense layers; None in profiles that were made without them.
-        overlap: ways in which gradients travel beside the backward, by (backend, world size); empty
-            if they were not measured.
+        overlap: JSON objects of torchrec_bls.overlap, which says what they mean: how gradients
+            travel beside the backward; empty if that was not measured.
     """
 
     name: str
@@ -87,8 +84,7 @@ class Profile:
     memory: MemoryCurve
     retest_percent: dict[str, float]
     hosts: dict[tuple[str, bool, int], HostModel] = field(default_factory=dict)
-    dense: DenseModel | None = None
-    overlap: Overlap = field(default_factory=dict)
+    overlap: tuple[dict[str, Any], ...] = ()
 
     def link(self, ranks: int) -> float:
         """Returns how many bytes a second each rank sends in an all-to-all of the backend "bls",
@@ -151,8 +147,7 @@ class Profile:
             "collectives": [model.as_json() for model in self.collectives.values()],
             "lookups": lookups,
             "hosts": [model.as_json() for model in self.hosts.values()],
-            **({"dense": self.dense.as_json()} if self.dense else {}),
-            **({"overlap": overlap_as_json(self.overlap)} if self.overlap else {}),
+            **({"overlap": list(self.overlap)} if self.overlap else {}),
         }
 
 
@@ -216,29 +211,6 @@ def check_kind(profile: Profile, kind: str, source: str | None = None) -> None:
         )
 
 
-def modes_of(profile: Profile, backend: str, ranks: int) -> tuple[Mode, ...]:
-    """Returns the ways in which gradients may travel beside the backward.
-
-    Args:
-        profile: a profile with an overlap.
-        backend: backend of the gradients' group, "gloo" or "bls".
-        ranks: world size of that group.
-
-    Raises:
-        ProfileError: no such group was measured.
-    """
-    if (backend, ranks) not in profile.overlap:
-        known = ", ".join(f"{name} among {count} ranks" for name, count in profile.overlap)
-        raise ProfileError(
-            f"profile {profile.name} does not say how all-reduces of {backend} among {ranks} ranks"
-            f" fare beside the backward, but of {known or 'no group at all'}: add it by"
-            f" `torchrec-bls calibrate --overlap --out PROFILE --world-sizes {ranks}`, or, where"
-            " ranks are on several hosts, by `torchrun --no-python torchrec-bls calibrate --overlap"
-            " --out PROFILE` with torchrun's options for these"
-        )
-    return profile.overlap[backend, ranks]
-
-
 class _MemoryRecord(Record):
     buffer_bytes: list[AboveZero]
     bytes_per_us: list[AboveZero]
@@ -277,8 +249,9 @@ class _ProfileRecord(Record):
     collectives: list[CollectiveRecord]
     lookups: _LookupsRecord
     hosts: tuple[HostRecord, ...] = ()
-    dense: DenseRecord | None = None
-    overlap: tuple[OverlapRecord, ...] = ()
+    # Times of dense layers, in profiles of before. Nothing reads them.
+    dense: Any = None
+    overlap: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         _check_once(
@@ -305,8 +278,7 @@ class _ProfileRecord(Record):
             memory=self.memory.curve(),
             retest_percent=self.retest_percent,
             hosts={(host.backend, host.training, host.world_size): host for host in hosts},
-            dense=None if self.dense is None else self.dense.model(),
-            overlap=overlap_of(self.overlap),
+            overlap=self.overlap,
         )
 
 

@@ -101,10 +101,15 @@ class ProfiledCosts:
             ProfileError: the profile has no all-to-all on this backend.
         """
         if len(sent_bytes) != len(received_bytes):
-            raise ValueError(f"{len(sent_bytes)} senders and {len(received_bytes)} receivers")
+            raise ValueError(
+                f"there are bytes of {len(sent_bytes)} senders and {len(received_bytes)} receivers,"
+                " but must be of as many"
+            )
         totals = [*sent_bytes, *received_bytes]
         if not all(math.isfinite(total) and total >= 0 for total in totals):
-            raise ValueError(f"bytes of an all-to-all: {totals}")
+            raise ValueError(
+                f"bytes of an all-to-all are {totals}, but must be finite and not negative"
+            )
         if len(sent_bytes) < 2:
             return _NOTHING
         even = min(totals) == max(totals)
@@ -122,7 +127,10 @@ class ProfiledCosts:
             ProfileError: the profile has no all-reduce on this backend.
         """
         if not (math.isfinite(bytes) and bytes >= 0 and world_size >= 1):
-            raise ValueError(f"an all-reduce of {bytes} bytes among {world_size} ranks")
+            raise ValueError(
+                f"an all-reduce is of {bytes} bytes among {world_size} ranks, but bytes must be"
+                " finite and not negative, and ranks at least one"
+            )
         if world_size < 2:
             return _NOTHING
         model = self._nearest("all_reduce", backend, world_size, ranks_per_core)

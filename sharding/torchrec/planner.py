@@ -34,7 +34,6 @@ from ..search.search import SearchResult, search
 from ..simulation.choose_plan import PlanChoice, choose_plan
 from .plan import to_sharding_plan
 from .tables import optimizers_of, workload_of
-from .topology_costs import TopologyCosts
 
 _TIERS = (
     ". Tables in host memory or on SSD (fused_uvm, fused_uvm_caching, key_value) are not planned: "
@@ -58,8 +57,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             parameters with gradients and optimizer, batches of ids, and 15 % of HBM.
         constraints: the user's constraints by name of the table.
         costs: costs on the machine, e.g. ProfiledCosts(load_profile("profile.json")). With None the
-            planner warns. For CPUs it then plans with a shipped profile, of a machine that is
-            hardly this one; for GPUs with the bandwidths of the topology.
+            planner warns, and plans with a shipped profile, of a machine that is hardly this one.
+            GPUs need costs of your own: no profile is of any.
         reuse: statistics by table ("module.table", or its name if only one table has it) or by
             feature, e.g. ReuseStatistics.from_batches(batches).
         backend: backend of the exchanges, "bls", "gloo" or "nccl". None: "bls" if there are
@@ -74,8 +73,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             with host costs. It leaves out the model's dense layers, which are alike for all plans.
 
     Raises:
-        ProfileError: the costs are of another kind of machine than the topology, or have no host
-            costs to simulate with.
+        ProfileError: the costs are of another kind of machine than the topology, or none were given
+            for GPUs.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._batch_size = batch_size or BATCH_SIZE
         self._reservation = storage_reservation or _torchrecs_reservation()
         self._constraints = constraints
-        self._costs = _costs_without_any(self._topology) if costs is None else costs
+        self._costs: AdditiveCosts = costs or _costs_of_another_machine(self._topology)
         if isinstance(self._costs, ProfiledCosts):
             check_kind(self._costs.profile, self._topology.compute_device)
         self._reuse = reuse
@@ -197,8 +196,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         if self._last is None:
             raise RuntimeError("there is no report before a plan (with collective_plan: on rank 0)")
         workload, found, choice = self._last
-        caveat = self._costs.CAVEAT if isinstance(self._costs, TopologyCosts) else ""
-        return make_report(workload, found, self._costs, choice=choice, caveat=caveat)
+        return make_report(workload, found, self._costs, choice=choice)
 
     def _choose(self, found: Sequence[SearchResult], workload: Workload, job: Job) -> PlanChoice:
         host = None
@@ -297,19 +295,14 @@ def _torchrecs_reservation() -> StorageReservation:
         return HeuristicalStorageReservation(_RESERVED_SHARE)
 
 
-def _costs_without_any(topology: Topology) -> AdditiveCosts:
-    if topology.compute_device == "cuda":
-        warnings.warn(
-            f"BLSShardingPlanner has no costs and plans for GPUs {TopologyCosts.CAVEAT}. Pass "
-            "costs of your own (AdditiveCosts) to plan by measurements",
-            stacklevel=3,
-        )
-        return TopologyCosts(topology)
+def _costs_of_another_machine(topology: Topology) -> ProfiledCosts:
     name = shipped_profiles()[0]
+    profile = load_profile(name)
+    check_kind(profile, topology.compute_device)
     warnings.warn(
         f"BLSShardingPlanner has no costs and plans with the profile {name!r} of another machine: "
         "run `torchrec-bls calibrate --out profile.json` on this one and pass "
         'costs=ProfiledCosts(load_profile("profile.json"))',
         stacklevel=3,
     )
-    return ProfiledCosts(load_profile(name))
+    return ProfiledCosts(profile)

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.quantized import emulation
 from tests.processes import run
 from tests.tiers import slow_but
-from torchrec_bls.codecs import emulation
 from torchrec_bls.codecs.rows import Codec, round_trip
 from torchrec_bls.collective.quantized import quantized_all_reduce
 

@@ -22,9 +22,6 @@ from torchrec_bls.sharding.calibration.fit import collectives_of, lookups_of
 from torchrec_bls.sharding.calibration.messages import Message
 from torchrec_bls.sharding.calibration.records import Records, read_records
 from torchrec_bls.sharding.calibration.step_models import Collection, StepModel
-from torchrec_bls.sharding.costs.dense.model import DenseModel, DenseOpModel
-from torchrec_bls.sharding.costs.dense.ops import DenseOp
-from torchrec_bls.sharding.costs.fitting.dense import dense_samples
 from torchrec_bls.sharding.costs.fitting.lookups import samples_of
 from torchrec_bls.sharding.costs.machine import Machine
 from torchrec_bls.sharding.costs.profile import load_profile
@@ -48,6 +45,7 @@ from torchrec_bls.direct.part_index import Facts, IndexRecord, PieceRecord
 from torchrec_bls.errors import ProtocolError
 from torchrec_bls.observe.traces.execution_trace import read_execution_trace
 from torchrec_bls.overlap.bucket_plan import load_plan
+from torchrec_bls.overlap.modes.mode import overlap_of, with_modes
 from torchrec_bls.records import decode, read_bytes
 
 #: Errors that readers promise; each has a reason.
@@ -67,10 +65,8 @@ class Kind(NamedTuple):
 
 
 def _profile(folder: Path) -> Path:
-    dense = DenseModel((1e6,), {("relu", "forward"): DenseOpModel(np.arange(1.0, 5.0), 5.0)})
-    modes = dataclasses.replace(plans.FLOAT32, draws=(plans.FLOAT32.times,) * 2), plans.UINT8
-    profile = dataclasses.replace(small_profile(), dense=dense, overlap={("gloo", 2): modes})
-    profile.save(folder / "profile.json")
+    modes = plans.FLOAT32, plans.UINT8
+    with_modes(small_profile(), {("gloo", 2): modes}).save(folder / "profile.json")
     return folder / "profile.json"
 
 
@@ -92,8 +88,6 @@ def write_measurements(folder: Path) -> Path:
     for kind in ("lookup", "retest"):
         times = {f"{d}_us": random.uniform(1, 2, 3).tolist() for d in ("forward", "backward")}
         records.add(kind, 0.1, {"visit": 0, "index": 3, **times})
-    op = dataclasses.asdict(DenseOp("linear", 4, 8, 2, gradient_bytes=(64,)))
-    records.add("dense", 0.1, {"visit": 0, "index": 0, "op": op, "times": {"forward_us": [1.5]}})
     for visit in (0, 2):
         messages = [
             {**each.as_json(), "backend": "gloo", "world_size": 2, "us": [5.5], "cpu_us": [3]}
@@ -117,7 +111,6 @@ def _read_measurements(path: Path) -> None:
         for direction in ("forward", "by_exchange"):
             samples_of([*visits.values()], direction, True, "tenth percentile")
     collectives_of(entries)
-    dense_samples([entry for entry in entries if entry["kind"] == "dense"])
     for entry in entries:
         if entry["kind"] == "workload":
             LookupConfiguration.from_json(entry["configuration"])
@@ -359,7 +352,7 @@ def _execution_trace(folder: Path) -> Path:
 
 
 KINDS = {
-    "profile": Kind(_profile, load_profile),
+    "profile": Kind(_profile, lambda path: overlap_of(load_profile(path))),
     "measurements": Kind(write_measurements, _read_measurements),
     "plan": Kind(_plan, _read_plan),
     "overlap plan": Kind(_overlap_plan, _read_overlap_plan),

@@ -7,14 +7,15 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torchrec_bls.sharding import load_profile
-from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 from torchrec_bls.sharding.costs.profile import Profile
-from torchrec_bls.sharding.overlap.timeline import Group
 
 from torchrec_bls.overlap.bucket_plan import OverlapPlan
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.overlap.measured.trial import Trial
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.modes.mode import Mode, with_modes
 from torchrec_bls.overlap.plan_file import PlanOrigin
+from torchrec_bls.overlap.search.timeline import Group
 
 # So slow that much is to be gained.
 FLOAT32 = Mode("float32", ModeTimes(100.0, 3e-2, 3e-2, 1.0))
@@ -31,9 +32,7 @@ def make_model() -> nn.Module:
 
 def profile_with(*modes: Mode, backend: str = "gloo", ranks: int = 2) -> Profile:
     """The shipped profile with modes of its own."""
-    return dataclasses.replace(
-        load_profile("epyc-milan-2-cores"), overlap={(backend, ranks): modes}
-    )
+    return with_modes(load_profile("epyc-milan-2-cores"), {(backend, ranks): modes})
 
 
 def layers_of(model: nn.Module, compute_us: float = 1000.0) -> tuple[DenseLayer, ...]:
@@ -67,8 +66,8 @@ def plan_of(
 def trial_as_predicted(plan: OverlapPlan, turns: int = 3) -> Trial:
     """A trial in which everything takes as long as predicted."""
     predicted = plan.prediction
-    times = predicted.planned, predicted.ddp_default, predicted.torchrec_default
-    return Trial(*((1e3 * each.middle,) * turns for each in times))
+    backwards = predicted.planned, predicted.ddp_default, predicted.torchrec_default
+    return Trial(*((each.timeline.finish,) * turns for each in backwards))
 
 
 def trying_all_plans() -> Any:

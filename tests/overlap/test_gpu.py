@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.overlap.plans import FLOAT32, plan_of, profile_with, trying_all_plans
 from tests.processes import run
 from torchrec_bls import overlap
 from torchrec_bls.overlap import hook
 from torchrec_bls.overlap.bucket_plan import OverlapPlan
+from torchrec_bls.overlap.search.timeline import Group
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),

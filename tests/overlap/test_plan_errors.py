@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec_bls.sharding.costs.profile import ProfileError
-from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.overlap.plans import FLOAT32, WIDTH, make_model, plan_of, profile_with
 from tests.processes import run
 from torchrec_bls import overlap
 from torchrec_bls.overlap.quantized_hook import QuantizedAllReduceState, quantized_all_reduce_hook
+from torchrec_bls.overlap.search.timeline import Group
 
 BATCH = torch.ones(4, WIDTH)
 

@@ -17,7 +17,6 @@ from torchrec.distributed.model_parallel import (
     DistributedModelParallel,
 )
 from torchrec.distributed.types import ShardingPlan
-from torchrec_bls.sharding.overlap.timeline import Group
 
 from tests.distributed.dlrm import EMBEDDINGS_IN_DLRM, make_batch, make_whole_dlrm
 from tests.distributed.models import CPU, make_plan
@@ -27,6 +26,7 @@ from torchrec_bls import BLSEmbeddingBagCollectionSharder, overlap
 from torchrec_bls.overlap import hook
 from torchrec_bls.overlap.bucket_plan import OverlapPlan
 from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket
+from torchrec_bls.overlap.search.timeline import Group
 
 STEPS = 8
 GROUPS = {

@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.quantized import emulation
 from tests.processes import run
 from tests.tiers import slow_but
-from torchrec_bls.codecs import emulation
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.overlap.quantized_hook import (
     QuantizedAllReduceState,

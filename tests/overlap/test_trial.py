@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
 
 from tests.distributed.dlrm import make_batch, make_whole_dlrm
 from tests.overlap.plans import FLOAT32, WIDTH, make_model, profile_with, trying_all_plans
@@ -17,6 +16,8 @@ from tests.processes import run
 from torchrec_bls import overlap
 from torchrec_bls.overlap.hook import PlannedAllReduce
 from torchrec_bls.overlap.measured import trial
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.modes.mode import Mode
 
 BATCH = torch.ones(4, WIDTH)
 # Microseconds of three turns on two ranks: with the plan, and by the two defaults.

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.quantized import emulation
 from benchmarks.quantized.dlrm import DLRM, LEARNING_RATE, Collectives, RowwiseAdagrad, Training
+from benchmarks.quantized.planted_clicks import PlantedClicks
 from tests.codecs import reference
-from torchrec_bls.codecs import emulation
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.datasets import capped_cardinalities
-from torchrec_bls.datasets.planted_clicks import PlantedClicks
 
 ROWS = capped_cardinalities(40)
 BATCH = 16

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.quantized.dlrm import DLRM, Collectives, Training, replace_weight_gradient
+from benchmarks.quantized.planted_clicks import PlantedClicks
 from tests.processes import run
 from torchrec_bls.codecs.rows import Codec
 from torchrec_bls.codecs.torchrec_codecs import RowCodec
 from torchrec_bls.collective.quantized import quantized_all_reduce
 from torchrec_bls.datasets import capped_cardinalities
-from torchrec_bls.datasets.planted_clicks import PlantedClicks
 from torchrec_bls.overlap.quantized_hook import QuantizedAllReduceState, quantized_all_reduce_hook
 
 ROWS = capped_cardinalities(40)

@@ -10,12 +10,12 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel
 
 from benchmarks.quantized.dlrm import DLRM, EMBEDDING_DIM, LEARNING_RATE, Collectives
+from benchmarks.quantized.planted_clicks import PlantedClicks
 from tests.distributed import models
 from tests.processes import run
 from tests.quantized.test_messages import BATCH, ROWS, STEPS, TABLES, difference, emulated
 from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, CodecConfig
 from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.datasets.planted_clicks import PlantedClicks
 
 RANKS = 4
 KEYS = [f"f{place}" for place in range(TABLES)]

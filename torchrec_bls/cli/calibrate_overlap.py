@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchrec_bls.sharding.costs.contention import Mode, ModeTimes
+    from torchrec_bls.overlap.modes.contention import ModeTimes
+    from torchrec_bls.overlap.modes.mode import Mode
 
 _COLUMNS: tuple[tuple[str, Callable[[ModeTimes], float]], ...] = (
     ("startup us", lambda times: times.startup_us),
@@ -29,12 +30,12 @@ def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
         minutes: minutes of measuring.
         world_sizes: numbers of ranks to start; None for the default, and under torchrun.
     """
-    from torchrec_bls.processes import RanksFailedError
-    from torchrec_bls.sharding.calibration.overlap_run import (
+    from torchrec_bls.overlap.modes.calibration import (
         OverlapSettings,
         calibrate_overlap,
         is_joining,
     )
+    from torchrec_bls.processes import RanksFailedError
     from torchrec_bls.sharding.costs.profile import ProfileError
 
     try:
@@ -57,22 +58,13 @@ def run(out: Path, minutes: float, world_sizes: Sequence[int] | None) -> int:
 
 
 def table(modes: Sequence[Mode]) -> str:
-    """Returns a line for each mode: parameters with intervals that hold 90 % of the draws, and the
-    error on sizes that nothing was fitted to."""
-    rows = [["mode", *(title for title, _ in _COLUMNS), "held-out error"]]
+    """Returns a line for each mode, with its parameters."""
+    rows = [["mode", *(title for title, _ in _COLUMNS)]]
     for mode in modes:
-        parameters = [_with_interval(mode, number) for _, number in _COLUMNS]
-        rows.append([mode.name, *parameters, f"{mode.held_out_percent:.1f} %"])
+        rows.append([mode.name, *(_short(number(mode.times)) for _, number in _COLUMNS)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = (map(str.ljust, row, widths) for row in rows)
     return "\n".join(f"  {'  '.join(row)}".rstrip() for row in padded)
-
-
-def _with_interval(mode: Mode, number: Callable[[ModeTimes], float]) -> str:
-    drawn = sorted(map(number, mode.draws))
-    beyond = len(drawn) // 20
-    low, high = drawn[beyond], drawn[-1 - beyond]
-    return f"{_short(number(mode.times))} [{_short(low)}-{_short(high)}]"
 
 
 def _short(number: float) -> str:

@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 
 from torchrec_bls import _native
-from torchrec_bls.codecs.emulation import check_groups, drop_what_is_not_finite
 from torchrec_bls.codecs.rows import Codec, decode, encode
 
 ALGORITHMS = ("ring", "recursive_doubling")
@@ -49,6 +48,35 @@ def quantized_all_reduce(
     else:
         group_size = check_groups(ranks.size, group_size, compensated=error is not None)
         _recursive_doubling(ranks, rows, error, group_size)
+
+
+def check_groups(ranks: int, group_size: int, *, compensated: bool) -> int:
+    """Returns the number of ranks in a group of recursive doubling.
+
+    Raises:
+        ValueError: the number of groups is not a power of two, or compensation would do nothing.
+    """
+    if group_size < 1:
+        raise ValueError(f"group_size is {group_size}, but must be positive")
+    group_size = min(group_size, ranks)
+    groups, left = divmod(ranks, group_size)
+    if left or groups & (groups - 1):
+        raise ValueError(
+            f"recursive doubling needs a power of two of groups of {group_size} ranks, but there "
+            f"are {ranks} ranks: choose another group_size, or the ring, which takes any number"
+        )
+    if compensated and groups == 1 < ranks:
+        raise ValueError(
+            f"recursive doubling compensates the sums of pairs of groups only, but all {ranks} "
+            "ranks are one group: choose a smaller group_size, no compensation, or the ring"
+        )
+    return group_size
+
+
+def drop_what_is_not_finite(error: torch.Tensor) -> torch.Tensor:
+    """Sets errors of NaN and infinite sums to zero in place and returns the errors. Otherwise they
+    would spoil every later sum."""
+    return error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _check(rows: torch.Tensor, error: torch.Tensor | None, algorithm: str) -> None:

@@ -19,24 +19,21 @@ from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.overlap.agreement import raise_together
 from torchrec_bls.overlap.checks import check_ddp, check_origin, check_same_on_all_ranks
 from torchrec_bls.overlap.hook import PlannedAllReduce, PlannedBucket, planned_all_reduce_hook
-from torchrec_bls.overlap.interval import Interval
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer, dense_parameters, measure_layers
 from torchrec_bls.overlap.measured.trial import Trial, try_out
+from torchrec_bls.overlap.modes.mode import Mode, modes_of
 from torchrec_bls.overlap.plan_file import PlanOrigin, read_plan, write_plan
 from torchrec_bls.overlap.prediction import (
     Prediction,
-    all_reduce_us,
-    default_timelines,
     modes_as_measured,
     predict,
     typical_layers,
 )
 from torchrec_bls.overlap.report import as_text, trace_events, write_trace
+from torchrec_bls.overlap.search.allocation import allocate
+from torchrec_bls.overlap.search.timeline import Group
 from torchrec_bls.overlap.wrapper import PlannedDataParallelWrapper
-from torchrec_bls.sharding.costs.contention import Mode
-from torchrec_bls.sharding.costs.profile import Profile, modes_of
-from torchrec_bls.sharding.overlap.allocation import allocate
-from torchrec_bls.sharding.overlap.timeline import Group, Timeline, timeline
+from torchrec_bls.sharding.costs.profile import Profile
 
 _MIB = 2**20
 # A plan that is predicted to save less is not tried.
@@ -63,8 +60,8 @@ def plan(
     ```
 
     All ranks call it together, and get the same plan. The model stays as it was. Embedding tables
-    are not planned for. A plan that is predicted to be better than a default is tried beside it, on
-    a copy of the model's dense part.
+    are not planned for. A plan that is predicted to save 2 % of a default's time is tried beside
+    both defaults, on a copy of the model's dense part.
 
     Args:
         model: model that is not sharded and not in DistributedDataParallel. It returns its loss, or
@@ -105,7 +102,7 @@ def plan(
     # A profile of another rank may predict something else, and there be no trial.
     check_same_on_all_ranks(made, group)
     predicted = made.prediction.gain_over_ddp, made.prediction.gain_over_torchrec
-    if max(gain.middle for gain in predicted) < _LEAST_PREDICTED:
+    if max(predicted) < _LEAST_PREDICTED:
         return made
     # In the trial nothing else uses the group during a backward.
     trial = try_out(
@@ -139,8 +136,7 @@ def load_plan(path: Path, profile: Profile) -> "OverlapPlan":
 class OverlapPlan:
     """Which gradients travel together, when and how.
 
-    A default stays in place unless the plan is surely better: it saves 1.5 % at the lower end of
-    `gain_over_ddp` or `gain_over_torchrec`.
+    A default stays in place unless the plan was surely better when it was tried: by 1.5 % at least.
 
     Attributes:
         origin: torch, backend, ranks and profile that the plan was made for.
@@ -160,19 +156,8 @@ class OverlapPlan:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Returns the predicted times of backwards with the plan and by default."""
-        return predict(self.layers, self.reduced_us, self.groups, self.modes_as_measured)
-
-    @cached_property
-    def modes_as_measured(self) -> tuple[Mode, ...]:
-        """Returns the modes with the times that all-reduces took behind the model's backwards."""
-        return modes_as_measured(self.modes, self.layers, self.reduced_us)
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """Returns when the planned all-reduces run, by typical backwards and modes."""
-        times = [mode.times for mode in self.modes_as_measured]
-        return timeline(typical_layers(self.layers), self.groups, times)
+        """Returns the predicted backwards with the plan and by default."""
+        return predict(self.layers, self.reduced_us, self.groups, self.modes)
 
     @cached_property
     def buckets(self) -> tuple[PlannedBucket, ...]:
@@ -192,29 +177,14 @@ class OverlapPlan:
         return tuple(buckets)
 
     @property
-    def gain_over_ddp(self) -> Interval | None:
-        """Returns the share of the time by DistributedDataParallel's default that the plan saves:
-        predicted and tried, weighed by their variances. None if it was not tried."""
-        if self.trial is None:
-            return None
-        return self.trial.gain_over_ddp(self.prediction.gain_over_ddp.middle)
-
-    @property
-    def gain_over_torchrec(self) -> Interval | None:
-        """Returns the same for TorchRec's default."""
-        if self.trial is None:
-            return None
-        return self.trial.gain_over_torchrec(self.prediction.gain_over_torchrec.middle)
-
-    @property
     def replaces_ddp_default(self) -> bool:
         """Returns whether it is surely better than DistributedDataParallel's buckets."""
-        return _is_certain(self.gain_over_ddp)
+        return self.trial is not None and self.trial.gain_over_ddp.least >= _LEAST_GAIN
 
     @property
     def replaces_torchrec_default(self) -> bool:
         """Returns whether it is surely better than TorchRec's buckets."""
-        return _is_certain(self.gain_over_torchrec)
+        return self.trial is not None and self.trial.gain_over_torchrec.least >= _LEAST_GAIN
 
     def ddp_kwargs(self) -> dict[str, Any]:
         """Returns arguments for DistributedDataParallel; none where its default stays."""
@@ -241,17 +211,14 @@ class OverlapPlan:
     def report(self) -> str:
         """Returns a text for people: the plan, its predicted times, and which defaults stay."""
         size = sum(layer.bytes for layer in self.layers)
-        reduced_us = all_reduce_us(self.modes[0].times, size), median(self.reduced_us)
-        parts = self.origin, self.layers, self.buckets, self.timeline, self.prediction
-        over_ddp = self.gain_over_ddp, self.replaces_ddp_default
-        over_torchrec = self.gain_over_torchrec, self.replaces_torchrec_default
-        return as_text(*parts, reduced_us, self.trial, (over_ddp, over_torchrec))
+        reduced_us = self.modes[0].times.alone_us(size), median(self.reduced_us)
+        replaces = self.replaces_ddp_default, self.replaces_torchrec_default
+        parts = self.origin, self.layers, self.buckets, self.prediction
+        return as_text(*parts, reduced_us, self.trial, replaces)
 
     def trace(self, path: str | Path) -> None:
         """Writes the predicted timelines of plan and defaults for ui.perfetto.dev."""
-        planned = list(self.groups), self.timeline
-        timelines = {"plan": planned, **default_timelines(self.layers, self.modes_as_measured)}
-        write_trace(Path(path), trace_events(timelines, self.modes))
+        write_trace(Path(path), trace_events(self.prediction, self.modes))
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON, for `load_plan`."""
@@ -295,10 +262,6 @@ class OverlapPlan:
         """Has `ddp` reduce its buckets by the plan; nothing else uses `group` meanwhile."""
         state = PlannedAllReduce(ddp.module, self.buckets, group)
         ddp.register_comm_hook(state, planned_all_reduce_hook)
-
-
-def _is_certain(gain: Interval | None) -> bool:
-    return gain is not None and gain.low >= _LEAST_GAIN
 
 
 def device_of(model: nn.Module) -> torch.device:

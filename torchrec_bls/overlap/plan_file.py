@@ -9,9 +9,9 @@ from msgspec import Meta
 
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.overlap.measured.trial import Trial
+from torchrec_bls.overlap.modes.mode import Mode
+from torchrec_bls.overlap.search.timeline import Group
 from torchrec_bls.records import Format, Record
-from torchrec_bls.sharding.costs.contention import Mode
-from torchrec_bls.sharding.overlap.timeline import Group
 
 _FORMAT, _VERSION = "torchrec-bls overlap plan", 3
 

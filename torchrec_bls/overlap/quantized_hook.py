@@ -7,9 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from torchrec_bls.codecs.emulation import check_groups
 from torchrec_bls.codecs.rows import Codec
-from torchrec_bls.collective.quantized import quantized_all_reduce
+from torchrec_bls.collective.quantized import check_groups, quantized_all_reduce
 from torchrec_bls.overlap.bucket_thread import BucketThread
 
 __all__ = ["QuantizedAllReduceState", "quantized_all_reduce_hook"]

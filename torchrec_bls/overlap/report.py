@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from torchrec_bls.overlap.hook import PlannedBucket
-from torchrec_bls.overlap.interval import Interval
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
 from torchrec_bls.overlap.measured.trial import Trial
+from torchrec_bls.overlap.modes.mode import Mode
 from torchrec_bls.overlap.plan_file import PlanOrigin
 from torchrec_bls.overlap.prediction import Prediction
-from torchrec_bls.sharding.costs.contention import Mode
-from torchrec_bls.sharding.overlap.timeline import Group, Timeline
+from torchrec_bls.overlap.search.timeline import Timeline
 
 _MIB = 2**20
 _DEFAULTS = "DistributedDataParallel's default", "TorchRec's default"
@@ -25,20 +24,24 @@ def as_text(
     origin: PlanOrigin,
     layers: Sequence[DenseLayer],
     buckets: Sequence[PlannedBucket],
-    planned: Timeline,
     prediction: Prediction,
     reduced_us: tuple[float, float],
     trial: Trial | None,
-    gains: Sequence[tuple[Interval | None, bool]],
+    replaces: tuple[bool, bool],
 ) -> str:
     """Returns the origin of a plan, its buckets and their times, and which defaults stay.
 
     `reduced_us` is the time of one all-reduce of all gradients behind a backward: by the profile,
-    and as measured. `gains` are those over the defaults of DistributedDataParallel and TorchRec,
-    None if not tried, each with whether the plan replaces the default.
+    and as measured. `replaces` says whether the plan replaces the defaults of
+    DistributedDataParallel and of TorchRec.
     """
-    parts = _head(origin, layers), _buckets(buckets, planned), _times(prediction, trial, reduced_us)
-    return "\n\n".join("\n".join(part) for part in (*parts, _verdicts(prediction, gains))) + "\n"
+    parts = (
+        _head(origin, layers),
+        _buckets(buckets, prediction.planned.timeline),
+        _times(prediction, trial, reduced_us),
+        _verdicts(prediction, trial, replaces),
+    )
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
 def _head(origin: PlanOrigin, layers: Sequence[DenseLayer]) -> Iterator[str]:
@@ -74,37 +77,44 @@ def _times(
         f"one all-reduce behind the backward: measured {measured_us / 1e3:.2f} ms, by the profile "
         f"{by_profile_us / 1e3:.2f} ms"
     )
-    yield "backward, ms: predicted (nine of ten draws between), and as tried"
-    for name, interval, tried_us in (
-        ("with this plan", prediction.planned, trial and trial.planned_us),
-        (_DEFAULTS[0], prediction.ddp_default, trial and trial.ddp_default_us),
-        (_DEFAULTS[1], prediction.torchrec_default, trial and trial.torchrec_default_us),
-        ("without all-reduces", prediction.alone, None),
+    yield f"{'backward, ms':<36} predicted    tried"
+    for name, predicted_us, tried_us in (
+        ("with this plan", prediction.planned.timeline.finish, trial and trial.planned_us),
+        (_DEFAULTS[0], prediction.ddp_default.timeline.finish, trial and trial.ddp_default_us),
+        (
+            _DEFAULTS[1],
+            prediction.torchrec_default.timeline.finish,
+            trial and trial.torchrec_default_us,
+        ),
+        ("without all-reduces", prediction.alone_us, None),
     ):
-        ends = f"({interval.low:.2f} to {interval.high:.2f})"
         tried = f"{median(tried_us) / 1e3:8.2f}" if tried_us else ""
-        yield f"  {name:<34} {interval.middle:8.2f}  {ends:<20} {tried}".rstrip()
+        yield f"  {name:<34} {predicted_us / 1e3:9.2f} {tried}".rstrip()
 
 
 def _verdicts(
-    prediction: Prediction, gains: Sequence[tuple[Interval | None, bool]]
+    prediction: Prediction, trial: Trial | None, replaces: tuple[bool, bool]
 ) -> Iterator[str]:
     predicted = prediction.gain_over_ddp, prediction.gain_over_torchrec
-    for name, by_modes, (gain, replaces) in zip(_DEFAULTS, predicted, gains, strict=True):
-        found = f"over {name}: {_percent(gain or by_modes)} {'saved' if gain else 'predicted'}"
-        yield f"{found}; {'the plan replaces it' if replaces else 'nothing certain: it stays'}"
+    tried = (trial.gain_over_ddp, trial.gain_over_torchrec) if trial else (None, None)
+    for name, gain, saved, is_sure in zip(_DEFAULTS, predicted, tried, replaces, strict=True):
+        verdict = "the plan replaces it" if is_sure else "nothing certain: it stays"
+        found = f"{100 * gain:.1f} % predicted"
+        if saved is not None:
+            found = f"{100 * saved.mean:.1f} % saved, at least {100 * saved.least:.1f} %"
+        yield f"over {name}: {found}; {verdict}"
 
 
-def _percent(gain: Interval) -> str:
-    return f"{100 * gain.middle:.1f} % ({100 * gain.low:.1f} to {100 * gain.high:.1f})"
-
-
-def trace_events(
-    timelines: Mapping[str, tuple[Sequence[Group], Timeline]], modes: Sequence[Mode]
-) -> list[dict[str, Any]]:
-    """Returns Chrome's trace events. Each timeline is a process, with backward and all-reduces."""
+def trace_events(prediction: Prediction, modes: Sequence[Mode]) -> list[dict[str, Any]]:
+    """Returns Chrome's trace events. Each backward is a process, with computing and all-reduces."""
+    backwards = {
+        "plan": prediction.planned,
+        _DEFAULTS[0]: prediction.ddp_default,
+        _DEFAULTS[1]: prediction.torchrec_default,
+    }
     events = []
-    for pid, (name, (groups, times)) in enumerate(timelines.items()):
+    for pid, (name, backward) in enumerate(backwards.items()):
+        groups, times = backward.groups, backward.timeline
         events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
         for tid, thread in enumerate(("backward", "all-reduces")):
             where = {"pid": pid, "tid": tid}

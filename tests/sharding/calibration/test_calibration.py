@@ -170,8 +170,6 @@ def test_measurements_that_are_damaged(tmp_path: Path) -> None:
         ("lookup", {"index": 8}, "index: no workload 8 stands before it"),
         ("lookup", {"forward_us": "1"}, "forward_us: expected array, got '1'"),
         ("retest", {"index": 8}, "index: no lookup 8 stands before it"),
-        ("dense", {"op": {"kind": "x", "rows": 1, "width": 1}}, "op: "),
-        ("dense", {"times": {"us": [1.0]}}, "times: Invalid enum value 'us'"),
         ("collectives", {"messages": []}, "messages: the visit before measured others"),
         ("steps", {"model": {"name": "m"}}, "model: 'collections' is missing"),
         ("steps", {"us": {"best": [1.0]}}, "us: Invalid enum value 'best'"),

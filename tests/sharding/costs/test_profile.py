@@ -3,9 +3,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from torchrec_bls.sharding.costs.dense.model import DenseModel, DenseOpModel
 from torchrec_bls.sharding.costs.profile import (
     ProfileError,
     load_profile,
@@ -31,29 +29,15 @@ def test_profiles_of_version_1_have_no_host_costs() -> None:
     assert profile_from_json(json.dumps(record), "old").hosts == {}
 
 
-def test_dense_layers_of_a_profile_come_back_and_may_lack(tmp_path: Path) -> None:
-    file = tmp_path / "profile.json"
-    model = DenseModel(
-        (1e6,), {("relu", "forward"): DenseOpModel(np.array([1.0, 2.0, 3.0, 4.0]), 5.0)}
-    )
-    dataclasses.replace(small_profile(), dense=model).save(file)
-    found = load_profile(file).dense
-    assert found is not None
-    assert found.as_json() == model.as_json()
-    small_profile().save(file)
-    assert "dense" not in json.loads(file.read_text())
-    assert load_profile(file).dense is None
+def test_profiles_of_before_may_have_times_of_dense_layers() -> None:
+    record = small_profile().as_json()
+    of_before = {**record, "dense": {"cache_bytes": [1e6], "kinds": {}}}
+    assert profile_from_json(json.dumps(of_before), "old").as_json() == record
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (
-            ["dense"],
-            {"cache_bytes": [0.0], "kinds": {}},
-            r"dense.cache_bytes\[0\]: expected",
-        ),
-        (["dense"], {"kinds": {}}, "dense: 'cache_bytes' is missing"),
         (["format"], "something", "make one with"),
         (["version"], 3, "version 3, and this package reads 1 and 2: make one with"),
         (["version"], KeyError, "version None"),

@@ -1,118 +1,34 @@
-"""Steps under DistributedDataParallel: torch's own buckets, and overlaps by hand."""
+"""Steps under DistributedDataParallel: overlaps by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torchrec_bls.sharding.cost_interface import Gradient, LayerTimes
-from torchrec_bls.sharding.costs.dense.layers import dense_ops
 from torchrec_bls.sharding.problem.options import make_problem
 from torchrec_bls.sharding.search.search import search
-from torchrec_bls.sharding.simulation.data_parallel import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    Bucket,
-    DenseSteps,
-    buckets_of,
-    data_parallel_program,
-)
+from torchrec_bls.sharding.simulation.data_parallel import Bucket, DenseSteps
 from torchrec_bls.sharding.simulation.engine.timeline import simulate
 from torchrec_bls.sharding.simulation.plan_steps import program_of
 from torchrec_bls.sharding.simulation.program import Ranks, graph_of
 
-from tests.processes import run
+from benchmarks.simulator.dense.steps import data_parallel_program
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
 from torchrec_bls.rank_steps import Work
 
 COSTS = AdditiveTestCosts()
-COSTS.all_reduce_us = 30.0  # and 2 for 1,000 bytes
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(1, 200), st.integers(1, 200)
-)
-def test_buckets_are_those_of_torch(elements: list[int], first: int, others: int) -> None:
-    ready = list(range(len(elements)))
-    theirs, _ = dist._compute_bucket_assignment_by_size(
-        [torch.empty(count) for count in elements], [first, others], [], ready
-    )
-    assert buckets_of([4 * count for count in elements], first, others) == list(theirs)
-
-
-def test_sizes_are_by_default_those_of_torch() -> None:
-    assert dist._DEFAULT_FIRST_BUCKET_BYTES == FIRST_BUCKET_BYTES
-    assert torch.nn.parallel.distributed._DEFAULT_BUCKET_CAP_MB * 2**20 == BUCKET_BYTES
-
-
-def _model() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(192, 4, 768, activation="gelu")
-    return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-
-
-_SHAPE = (4, 2, 192)
-
-
-def _bucket_sizes(rank: int, caps: list[int | None]) -> list[list[int]]:
-    """Returns the bytes of the buckets that DDP has after its first steps, by size in MiB."""
-    found = []
-    for cap in caps:
-        model = DistributedDataParallel(_model(), bucket_cap_mb=cap)
-        for _ in range(3):
-            model(torch.randn(_SHAPE)).sum().backward()
-        text = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-        found.append([int(size) for size in text.split(", ")])
-    return found
-
-
-def test_buckets_are_those_of_a_real_step() -> None:
-    default, two = run(2, _bucket_sizes, [None, 2])[0]
-    ops = dense_ops(_model(), _SHAPE)
-    ready = [size for op in reversed(ops) for size in reversed(op.gradient_bytes)]
-
-    def sizes(*limits: int) -> list[int]:
-        return [sum(ready[i] for i in bucket) for bucket in buckets_of(ready, *limits)]
-
-    assert default == sizes()
-    assert len(default) == 2
-    # A size of one's own is the first bucket's too.
-    assert two == sizes(2 << 20, 2 << 20)
-    assert len(two) > 2
-
-
-# The last layer's gradient is ready after 8 us, in its bucket after 9.
-_LAYERS = [
-    LayerTimes(10.0, 20.0, (Gradient(10_000, 2.0, 3.0, 4.0), Gradient(5_000, 1.0, 1.0, 1.0))),
-    LayerTimes(1.0, 2.0),
-    LayerTimes(5.0, 6.0, (Gradient(10_000, 1.0, 2.0, 3.0),)),
-]
 
 
 def _steps() -> DenseSteps:
-    return DenseSteps.of(_LAYERS, 2, COSTS, first_bucket_bytes=1, bucket_bytes=2**20)
-
-
-def test_steps_by_hand() -> None:
-    assert _steps() == DenseSteps(
+    return DenseSteps(
         forward_us=16.0,
-        # The last parameter's first: 5,000 bytes before 10,000.
-        buckets=(Bucket(6.0 + 1.0, 50.0, 2.0), Bucket(22.0 + 1.0 + 2.0, 60.0, 4.0)),
-        rest_us=0.0,
+        buckets=(Bucket(7.0, 50.0, 2.0), Bucket(25.0, 60.0, 4.0)),
         optimizer_us=8.0,
     )
-    assert DenseSteps.of(_LAYERS, 1, COSTS) == DenseSteps(16.0, (), 28.0, 8.0)
-    before = [LayerTimes(1.0, 7.0), *_LAYERS]
-    assert DenseSteps.of(before, 2, COSTS).rest_us == 7.0
 
 
 def _end(dense: DenseSteps, ranks: Ranks, names: tuple[str, ...] = ()) -> Any:
@@ -203,10 +119,3 @@ def test_dense_layers_of_inference_have_a_forward_only() -> None:
     dense = DenseSteps(20.0, (Bucket(30.0, 1e5, 2.0),), 3.0, 4.0)
     inference = _step_us(_plan_step(dense, training=False))
     assert inference == pytest.approx(_step_us(_plan_step(None, training=False)) + 20.0)
-
-
-def test_the_last_gradient_fills_no_bucket() -> None:
-    sizes = [FIRST_BUCKET_BYTES, 10, 20]
-    assert buckets_of(sizes) == [[0], [1, 2]]
-    assert buckets_of([]) == []
-    assert list(accumulate(map(len, buckets_of([1] * 5, 2, 2)))) == [2, 4, 5]

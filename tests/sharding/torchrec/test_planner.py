@@ -424,7 +424,18 @@ def test_a_profile_of_another_kind_of_machine_is_refused() -> None:
         planner(topology=gpus, costs=costs)
     with pytest.raises(ProfileError, match=message):
         calibrated_torchrec_planner(gpus, 64, costs=costs)
-    planner(topology=gpus)
+    with pytest.raises(ProfileError, match=r"the plan is for 'cuda'.*AdditiveCosts"):
+        BLSShardingPlanner(gpus, 64)
+
+
+def test_gpus_are_planned_in_hbm_by_costs_of_ones_own() -> None:
+    gpus = Topology(world_size=2, compute_device="cuda", local_world_size=2, hbm_cap=1 << 28)
+    ours = planner(topology=gpus, reuse={"t0": UniformReuse(100, 3.0)})
+    ours.plan(bags([100]), [EmbeddingBagCollectionSharder()])
+    assert ours.report().as_json()["job"]["backend"] == "nccl"
+    large = planner(topology=gpus, reuse={"t0": UniformReuse(10_000_000, 1.0)})
+    with pytest.raises(PlannerError, match=r"HBM.*short by.*fused_uvm_caching.*are not planned"):
+        large.plan(bags([10_000_000]), [EmbeddingBagCollectionSharder()])
 
 
 def warnings_of_optimizers(optimizer: str, **others: object) -> list[str]:

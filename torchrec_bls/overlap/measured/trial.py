@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchrec_bls.overlap.agreement import raise_together
-from torchrec_bls.overlap.interval import Interval
 from torchrec_bls.overlap.measured.dense_layers import dense_parameters
 from torchrec_bls.overlap.measured.timed_backwards import TABLES, Clock, loss_of, tables_cut_off
 
@@ -23,10 +22,9 @@ from torchrec_bls.overlap.measured.timed_backwards import TABLES, Clock, loss_of
 _LEAST_TURNS, _MOST_TURNS, _SECONDS = 3, 9, 8.0
 # Of a turn. DistributedDataParallel makes its buckets in the second backward.
 _WARM_UP, _TIMED = 3, 5
-# Standard deviations of gains, as shares of the default's time: of predicted ones, and of those of
-# one turn, before any is known.
-_PREDICTED, _OF_A_TURN = 0.05, 0.02
-_NINE_OF_TEN = 1.645
+# Standard deviation of a turn's gain before any is known, as a share of the default's time.
+_OF_A_TURN = 0.02
+_NINETEEN_OF_TWENTY = 1.645  # standard deviations
 
 
 @dataclass(frozen=True)
@@ -44,30 +42,38 @@ class Trial:
     ddp_default_us: tuple[float, ...]
     torchrec_default_us: tuple[float, ...]
 
-    def gain_over_ddp(self, predicted: float) -> Interval:
-        """Returns the share that the plan saves of DistributedDataParallel's default, by what was
-        predicted and by the trial."""
-        return _weighed(predicted, self.planned_us, self.ddp_default_us)
+    @property
+    def gain_over_ddp(self) -> "Gain":
+        """Returns the share of DistributedDataParallel's time that the plan saves."""
+        return Gain.of(self.planned_us, self.ddp_default_us)
 
-    def gain_over_torchrec(self, predicted: float) -> Interval:
-        """Returns the share that the plan saves of TorchRec's default, by what was predicted and by
-        the trial."""
-        return _weighed(predicted, self.planned_us, self.torchrec_default_us)
+    @property
+    def gain_over_torchrec(self) -> "Gain":
+        """Returns the share of TorchRec's time that the plan saves."""
+        return Gain.of(self.planned_us, self.torchrec_default_us)
 
 
-def _weighed(
-    predicted: float, planned_us: Sequence[float], default_us: Sequence[float]
-) -> Interval:
-    """Returns the mean of a predicted and a tried gain, weighed by their variances."""
-    gains = 1 - np.divide(planned_us, default_us)
-    turns = len(gains)
-    # The variance of a turn is that of the turns, and of two more as it is known beforehand.
-    squares = float(np.square(gains - gains.mean()).sum()) + 2 * _OF_A_TURN**2
-    of_tried, of_predicted = squares / (turns + 1) / turns, _PREDICTED**2
-    middle = float(gains.mean()) * of_predicted + predicted * of_tried
-    middle /= of_predicted + of_tried
-    half = _NINE_OF_TEN * (of_predicted * of_tried / (of_predicted + of_tried)) ** 0.5
-    return Interval(middle - half, middle, middle + half)
+@dataclass(frozen=True)
+class Gain:
+    """A share of a default's time that a plan saves, by a trial.
+
+    Attributes:
+        mean: mean of the turns.
+        least: share that the true gain exceeds in 19 of 20 such trials.
+    """
+
+    mean: float
+    least: float
+
+    @classmethod
+    def of(cls, planned_us: Sequence[float], default_us: Sequence[float]) -> "Gain":
+        """Returns the gain by the times of each turn."""
+        gains = 1 - np.divide(planned_us, default_us)
+        turns = len(gains)
+        # The variance of a turn is that of the turns, and of two more as it is known beforehand.
+        squares = float(np.square(gains - gains.mean()).sum()) + 2 * _OF_A_TURN**2
+        mean = float(gains.mean())
+        return cls(mean, mean - _NINETEEN_OF_TWENTY * (squares / (turns + 1) / turns) ** 0.5)
 
 
 def try_out(

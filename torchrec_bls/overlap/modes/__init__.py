@@ -1,0 +1,1 @@
+"""The ways for gradients to travel: measured, fitted, and kept in profiles."""

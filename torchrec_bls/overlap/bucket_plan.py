@@ -31,8 +31,9 @@ from torchrec_bls.overlap.prediction import (
     predict,
     typical_layers,
 )
-from torchrec_bls.overlap.report import as_text, trace_events, write_trace
+from torchrec_bls.overlap.report import as_text, trace_events
 from torchrec_bls.overlap.wrapper import PlannedDataParallelWrapper
+from torchrec_bls.rendering.trace import write_trace
 from torchrec_bls.sharding.costs.contention import Mode
 from torchrec_bls.sharding.costs.profile import Profile, modes_of
 from torchrec_bls.sharding.overlap.allocation import allocate

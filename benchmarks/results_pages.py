@@ -1,10 +1,13 @@
-"""Writes what pages show of the records in benchmarks/results: their tables, and the figures."""
+"""Writes what pages show of the records in benchmarks/results: their tables, and the figures.
+
+It prints which sentences of pages have other figures than their records.
+"""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
+from benchmarks import ROOT, prose
 from benchmarks.bounded import page as bounded
 from benchmarks.bounded import paper
 from benchmarks.codecs import page as codecs
@@ -164,6 +167,9 @@ def main() -> None:
     for path, text in written(records).items():
         path.write_text(text)
     draw(ROOT / "docs", records)
+    for name in prose.PAGES:
+        for sentence in prose.missing(name, (ROOT / name).read_text(), records):
+            print(f"{name} should say: {sentence}")
 
 
 if __name__ == "__main__":

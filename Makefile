@@ -44,7 +44,7 @@ PYTHONS ?= $(shell for minor in 10 11 12 13 14; do \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build build-tests demo check test test-all test-slow test-cpp test-arm test-model test-sanitizers test-verbs test-trio test-torchrec faults random-actions model \
-  fuzz fuzz-blindly guarantee soak paper-bls paper-libra study-quantized study-bounded study-planner study-simulator docs docs-links notebooks figures lint format wheel wheels \
+  fuzz fuzz-blindly guarantee records-stale soak paper-bls paper-libra study-quantized study-bounded study-planner study-simulator docs docs-links notebooks figures lint format wheel wheels \
   benchmarks-build clean
 
 help:  ## List the targets
@@ -127,6 +127,9 @@ fuzz-blindly: $(VENV)/.packages  ## Change inputs at random: make fuzz-blindly [
 guarantee: build-tests  ## Look for values beyond their bound: make guarantee [VALUES=1000000000] [FIRST=0]
 	$(BIN)/cmake --build build/native --target bls_guarantee
 	build/native/csrc/tests/bls_guarantee $(VALUES) $(FIRST)
+
+records-stale: build  ## List the records whose code has changed since the commits that they name
+	@$(WITH_VENV) $(BIN)/python -m benchmarks.stale
 
 soak: build  ## Exchange and check messages for 10^6 iterations: make soak [SOAK_ARGS="..."]
 	$(WITH_VENV) $(BIN)/python -m benchmarks.soak.soak --json out/soak.json $(SOAK_ARGS)

@@ -1,11 +1,14 @@
-"""Writes what pages show of the records in benchmarks/results: their tables, and the figures."""
+"""Writes what pages show of the records in benchmarks/results: their tables, and the figures.
+
+It prints which sentences of pages have other figures than their records.
+"""
 
 import argparse
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
+from benchmarks import ROOT, prose
 from benchmarks.bounded import page as bounded
 from benchmarks.bounded import paper
 from benchmarks.codecs import page as codecs
@@ -21,6 +24,7 @@ from benchmarks.modules import page as modules
 from benchmarks.overlap import backward, late_wait
 from benchmarks.paper_bls import page as paper_bls
 from benchmarks.planner import page as planner
+from benchmarks.programs import PROGRAMS
 from benchmarks.quantized import page as quantized
 from benchmarks.serve import page as serve
 from benchmarks.serve.peers import deaths_page
@@ -28,47 +32,6 @@ from benchmarks.serve.peers import page as peers
 from benchmarks.simulator import lag, links, traced, transformer
 from benchmarks.simulator import page as simulator
 from benchmarks.soak import soak
-
-#: The program that writes each record.
-PROGRAMS = {
-    "all_reduce": "exchange.all_reduce",
-    "alltoall": "exchange.alltoall",
-    "backend": "modules.backend",
-    "bounded_codec": "codecs.bounded",
-    "bounded": "bounded.study",
-    "codec_exchange": "codecs.exchange",
-    "codecs": "codecs.rows",
-    "delays": "delays.delays",
-    "direct_faults": "direct.faults",
-    "direct_latency": "direct.latency",
-    "direct_reads": "direct.reads",
-    "direct_switches": "direct.switches",
-    "embedding": "modules.embedding",
-    "late_wait": "overlap.late_wait",
-    "libra": "libra.study",
-    "libra_gpu": "libra.gpu",
-    "overlap": "overlap.backward",
-    "paper_bls": "paper_bls.evaluation",
-    "performance-models": "planner.study_models",
-    "quantized": "quantized.study",
-    "quantized_modules": "modules.quantized",
-    "service_tables": "direct.service_tables",
-    "serving": "serve.load",
-    "serving_costs": "serve.costs",
-    "serving_deaths": "serve.peers.deaths",
-    "serving_fire": "serve.fire",
-    "serving_peers": "serve.peers.compare",
-    "serving_peers_grid": "serve.peers.grid",
-    "serving_refreshes": "serve.refresh",
-    "serving_refreshes_int8": "serve.refresh",
-    "sharding_search": "planner.search",
-    "simulator": "simulator.study",
-    "simulator_lag": "simulator.lag",
-    "simulator_links": "simulator.links",
-    "simulator_traced": "simulator.traced",
-    "simulator_transformer": "simulator.transformer",
-    "soak": "soak.soak",
-}
 
 
 def headlines(delays: Any, embedding: Any, alltoall: Any, backend: Any) -> str:
@@ -127,7 +90,7 @@ def ages(*records: Any) -> str:
     for (name, program), each in zip(PROGRAMS.items(), records, strict=True):
         parts = each["stages"].values() if "stages" in each else [each]
         taken = {(p["environment"]["date"][:10], p["environment"]["commit"]) for p in parts}
-        rows += [[name, date, commit, program] for date, commit in sorted(taken)]
+        rows += [[name, date, commit, program.name] for date, commit in sorted(taken)]
     return page.table(["record", "taken", "commit", "program now, in `benchmarks`"], rows)
 
 
@@ -189,7 +152,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
 def load() -> dict[str, Any]:
     """Reads all records; a RecordError has the command that writes what cannot be used."""
     return {
-        name: record.read(record.RESULTS / f"{name}.json", f"python -m benchmarks.{program}")
+        name: record.read(record.RESULTS / f"{name}.json", f"python -m benchmarks.{program.name}")
         for name, program in PROGRAMS.items()
     }
 
@@ -224,6 +187,9 @@ def main() -> None:
     for path, text in written(records).items():
         path.write_text(text)
     draw(ROOT / "docs", records)
+    for name in prose.PAGES:
+        for sentence in prose.missing(name, (ROOT / name).read_text(), records):
+            print(f"{name} should say: {sentence}")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from ..problem.tables import Workload
 from ..search.placement import Placement
 from ..search.search import SearchResult
 from ..simulation.choose_plan import PlanChoice
-from .html import as_html
+from .parts import as_html, as_text
 from .plan_outcome import Decision, PlanOutcome
 from .prediction import rate
-from .text import as_text
 
 FORMAT = 1
 

@@ -149,8 +149,8 @@ def test_the_exit_status_is_the_verdict(
 
 def test_text_is_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = as_text(FINDINGS).splitlines()
-    assert all(len(line) <= 80 for line in lines[1:])
+    lines = as_text(FINDINGS).splitlines()[1:]
+    assert all(len(line) <= 80 for line in lines)
     assert lines[1] == "ok       first       all is well"
     assert lines[2].startswith("warning  the second  word word")
     assert lines[3].startswith(" " * 21 + "word")

@@ -1,7 +1,6 @@
 """`torchrec-bls simulate` on files good and bad."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +108,6 @@ def test_the_codec_alone_is_chosen_at_one_bound(files: Path) -> None:
     assert simulate(files, *one, "--link", "1kbit", f"--json={out}") == 0
     report = json.loads(out.read_text())
     assert (report["chosen_codec"], report["chosen_bound"]) == ("uint4", 0)
-
-
-def test_a_page_without_matplotlib(
-    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert simulate(files, "--bound", "0", f"--html={files / 'page.html'}") == 1
-    assert "matplotlib" in capsys.readouterr().err
 
 
 def test_many_ranks_are_said_to_be_extrapolated(

@@ -57,9 +57,8 @@ def add_command(commands: Any) -> None:
 def _analyse(options: argparse.Namespace) -> int:
     # Imported late: the other commands start without them.
     from torchrec_bls.analysis.analysis import analyse
-    from torchrec_bls.analysis.report.files import as_bounds, as_json
-    from torchrec_bls.analysis.report.html import as_html
-    from torchrec_bls.analysis.report.text import as_text
+    from torchrec_bls.analysis.files import as_bounds, as_json
+    from torchrec_bls.analysis.report import as_html, as_text
     from torchrec_bls.analysis.samples import Samples
     from torchrec_bls.analysis.table_classes import ClassBounds
 

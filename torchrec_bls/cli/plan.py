@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchrec_bls._deprecated import GONE_IN
 from torchrec_bls.cli.help import examples
 from torchrec_bls.cli.job_options import add_job_options
 from torchrec_bls.records import AboveZero, Format
@@ -38,7 +39,7 @@ def add_command(commands: Any) -> None:
     add("--save", type=Path, metavar="FILE", help="write the plan, for sharding.load_plan")
     add("--json", type=Path, metavar="FILE", help="write the report for machines")
     add("--html", type=Path, metavar="FILE", help="write the report as a page")
-    add("--png", type=Path, metavar="FILE", help="write a figure (needs the extra 'plot')")
+    add("--png", type=Path, metavar="FILE", help=f"goes in {GONE_IN}: take --html")
     parser.set_defaults(command=_plan)
 
 
@@ -80,6 +81,7 @@ def _plan(options: argparse.Namespace) -> int:
         if options.html is not None:
             options.html.write_text(report.as_html())
         if options.png is not None:
+            print(f"torchrec-bls plan: --png goes in {GONE_IN}: take --html", file=sys.stderr)
             save_figure(report, options.png)
     except (ValueError, OSError, ImportError, InfeasiblePlanError) as error:
         print(f"torchrec-bls plan: {error}", file=sys.stderr)

@@ -52,13 +52,14 @@ def add_command(commands: Any) -> None:
     add("--max-memory-gib", type=float, metavar="G", help="most memory of a rank, for --choose")
     add("--max-latency-ms", type=float, metavar="L", help="latency limit of a batch, for --choose")
     add("--json", type=Path, metavar="FILE", help="write the figures for machines")
-    add("--html", type=Path, metavar="FILE", help="write a page (needs the extra 'plot')")
+    add("--html", type=Path, metavar="FILE", help="write a page")
     add("--perfetto", type=Path, metavar="FILE", help="write a trace of the choice, or of the last")
     parser.set_defaults(command=_simulate)
 
 
 def _simulate(options: argparse.Namespace) -> int:
     # Imported late: the other commands start without them.
+    from torchrec_bls.rendering.trace import write_trace
     from torchrec_bls.sharding.costs.profile import load_profile
     from torchrec_bls.sharding.costs.profiled import ProfiledCosts
     from torchrec_bls.sharding.problem.model_file import read_model
@@ -67,9 +68,8 @@ def _simulate(options: argparse.Namespace) -> int:
     from torchrec_bls.sharding.simulation.data_parallel import DenseSteps
     from torchrec_bls.sharding.simulation.delays import read_delays
     from torchrec_bls.sharding.simulation.program import Ranks
-    from torchrec_bls.sharding.simulation.report.html import as_html
+    from torchrec_bls.sharding.simulation.report.outcomes import as_html, as_json, as_text
     from torchrec_bls.sharding.simulation.report.perfetto import trace_events
-    from torchrec_bls.sharding.simulation.report.text import as_json, as_text
     from torchrec_bls.sharding.simulation.wire.link import read_link
 
     try:
@@ -117,8 +117,8 @@ def _simulate(options: argparse.Namespace) -> int:
             options.html.write_text(as_html(outcomes, chosen, job, simulation))
         if options.perfetto is not None:
             timeline = (chosen or outcomes[-1]).timeline
-            trace = trace_events(timeline, simulation.ranks.threads_of(timeline.graph))
-            options.perfetto.write_text(json.dumps(trace))
+            events = trace_events(timeline, simulation.ranks.threads_of(timeline.graph))
+            write_trace(options.perfetto, events)
     except (ValueError, OSError, ImportError, InfeasiblePlanError) as error:
         print(f"torchrec-bls simulate: {error}", file=sys.stderr)
         return 1

@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from html import escape
 from typing import Any
-
-import msgspec
 
 _US_PER_MS = 1000.0
 # Options that a recording already decides, with their defaults.
@@ -36,6 +33,8 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
     """
     from torchrec_bls.observe.traces.merged_trace import merged_trace
     from torchrec_bls.observe.traces.read_job import read_job, traces_in
+    from torchrec_bls.rendering.document import as_html, as_text
+    from torchrec_bls.rendering.trace import write_trace
     from torchrec_bls.sharding.simulation.delays import read_delays
     from torchrec_bls.sharding.simulation.recorded.replay import replay
     from torchrec_bls.sharding.simulation.report.perfetto import trace_events
@@ -70,15 +69,16 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
         ],
         "chosen": None if chosen is None else chosen.bound,
     }
-    print(_as_text(report))
+    parts = _parts(report)
+    print(as_text(parts))
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     if options.html is not None:
-        options.html.write_text(_as_html(report))
+        options.html.write_text(as_html("Replayed steps", parts))
     if options.perfetto is not None:
         shown = chosen or replays[-1]
         trace = side_by_side(trace_events(shown.timeline, shown.threads), merged_trace(job))
-        options.perfetto.write_bytes(msgspec.json.encode(trace))
+        write_trace(options.perfetto, trace)
 
 
 def recording_over(profile: str | None, recording: Any) -> Any:
@@ -132,11 +132,11 @@ def _chosen(options: argparse.Namespace, replays: Sequence[Any]) -> Any:
     return min(near, key=lambda each: each.bound)
 
 
-_COLUMNS = ("bound", "step ms", "p50", "p95", "p99", "times faster", "latency ms")
+def _parts(report: dict[str, Any]) -> list[Any]:
+    """Returns the parts of a report for people."""
+    from torchrec_bls.rendering.document import Table, Words
+    from torchrec_bls.sharding.simulation.report.outcomes import TAKEN
 
-
-def _cells(report: dict[str, Any]) -> list[list[str]]:
-    """Returns the cells of `_COLUMNS` for each bound, and a note on the chosen one."""
     first = report["bounds"][0]["step_us"]
     rows = []
     for each in report["bounds"]:
@@ -148,10 +148,11 @@ def _cells(report: dict[str, Any]) -> list[list[str]]:
                 *(f"{time:.2f}" for time in percentiles),
                 f"{first / each['step_us']:.2f}",
                 f"{each['latency_us'] / _US_PER_MS:.2f}",
-                "take this" if each["bound"] == report["chosen"] else "",
+                TAKEN if each["bound"] == report["chosen"] else "",
             ]
         )
-    return rows
+    columns = ("bound", "step ms", "p50", "p95", "p99", "times faster", "latency ms", Words())
+    return [_setting(report), Table(columns, rows), _note(report)]
 
 
 def _setting(report: dict[str, Any]) -> str:
@@ -170,26 +171,3 @@ def _note(report: dict[str, Any]) -> str:
         "Simulated: what was recorded, with a core for each thread, and the delays beside."
         + exchanges
     )
-
-
-def _as_text(report: dict[str, Any]) -> str:
-    lines = [
-        _setting(report),
-        "",
-        "bound    step ms    p50    p95    p99   times faster   latency ms",
-    ]
-    for bound, step, p50, p95, p99, times, latency, chosen in _cells(report):
-        lines.append(
-            f"{bound:>5} {step:>10} {p50:>6} {p95:>6} {p99:>6} {times:>14} {latency:>12}"
-            + (f"   <- {chosen}" if chosen else "")
-        )
-    return "\n".join([*lines, "", _note(report)])
-
-
-def _as_html(report: dict[str, Any]) -> str:
-    from torchrec_bls.sharding.html_page import page, table
-
-    rows = [list(map(escape, cells)) for cells in _cells(report)]
-    setting, note = (f"<p>{escape(text)}</p>" for text in (_setting(report), _note(report)))
-    whole: str = page("Replayed steps", [setting, table([*_COLUMNS, ""], rows), note])
-    return whole

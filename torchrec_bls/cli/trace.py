@@ -3,10 +3,9 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from torchrec_bls.cli.help import examples
 
@@ -50,6 +49,8 @@ def _trace(options: argparse.Namespace) -> int:
     from torchrec_bls.observe.traces.lateness import lateness_of
     from torchrec_bls.observe.traces.merged_trace import merged_trace
     from torchrec_bls.observe.traces.read_job import read_job
+    from torchrec_bls.rendering.document import as_text
+    from torchrec_bls.rendering.trace import write_trace
 
     try:
         job = read_job([path for given in options.traces for path in _traces_at(given)])
@@ -74,11 +75,11 @@ def _trace(options: argparse.Namespace) -> int:
             "over_process_groups": job.recording.has_workers,
             "channels_of": options.profile,
         }
-        print(_as_text(report))
+        print(as_text(_parts(report)))
         if options.json is not None:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
         if options.perfetto is not None:
-            options.perfetto.write_bytes(msgspec.json.encode(merged_trace(job)))
+            write_trace(options.perfetto, merged_trace(job))
     except (ValueError, OSError) as error:
         print(f"torchrec-bls trace: {error}", file=sys.stderr)
         return 1
@@ -107,38 +108,44 @@ def _steps_by_bound(recording: Any) -> dict[str, float]:
     return {str(bound): replay(recording, bound, delays).step_us for bound in (0, *_BOUNDS)}
 
 
-def _as_text(report: dict[str, Any]) -> str:
+def _parts(report: dict[str, Any]) -> Iterator[Any]:
+    """Yields the parts of a report for people."""
+    from torchrec_bls.rendering.document import Table
+
     ranks = range(report["ranks"])
-    lines = [
+    ahead = ", ".join(f"{each / _US_PER_MS:.3f}" for each in report["clock_offsets_us"])
+    yield (
         f"{report['ranks']} ranks, {report['steps']} steps at bound {report['bound']}, "
-        f"{report['step_us'] / _US_PER_MS:.3f} ms each",
-        "clocks ahead of rank 0's, ms: "
-        + ", ".join(f"{each / _US_PER_MS:.3f}" for each in report["clock_offsets_us"]),
-        "",
-        "ms a step that a rank (line) waited for another one (column):",
-        "      " + "".join(f"{rank:>9}" for rank in ranks),
-    ]
-    for rank in ranks:
-        times = "".join(f"{each / _US_PER_MS:>9.3f}" for each in report["waited_us"][rank])
-        lines.append(f"{rank:>6}{times}")
-    lines += ["", f"{report['verdict']}."]
+        f"{report['step_us'] / _US_PER_MS:.3f} ms each"
+    )
+    yield f"clocks ahead of rank 0's, ms: {ahead}"
+    yield "ms a step that a rank (line) waited for another one (column):"
+    waited = report["waited_us"]
+    rows = [[str(r), *(f"{each / _US_PER_MS:.3f}" for each in waited[r])] for r in ranks]
+    yield Table(["", *map(str, ranks)], rows)
+    yield f"{report['verdict']}."
     by_bound = report["step_us_by_bound"]
-    if by_bound:
-        lines += ["", "What a bound would make of these steps, if delays come as they did:"]
-        for bound in map(str, _BOUNDS):
-            times = by_bound["0"] / by_bound[bound]
-            lines.append(
-                f"bound {bound}: {by_bound[bound] / _US_PER_MS:.3f} ms, {times:.2f} times as fast"
-            )
-        if report["channels_of"] is not None:
-            lines.append(
-                f"Over bounded-lag channels, by profile {report['channels_of']}: bound 0 takes "
-                f"{by_bound['0'] / _US_PER_MS:.3f} ms."
-            )
-        elif report["over_process_groups"]:
-            lines.append(
-                "Exchanges are taken to last as long as the recorded ones. Those of bounded-lag "
-                "channels are shorter: a larger part of their steps is delay, and saved. Give "
-                "--profile for these."
-            )
-    return "\n".join(lines)
+    if not by_bound:
+        return
+    yield "What a bound would make of these steps, if delays come as they did:"
+    steps = {bound: by_bound[str(bound)] for bound in _BOUNDS}
+    rows = [
+        [
+            f"bound {bound}:",
+            f"{step / _US_PER_MS:.3f} ms,",
+            f"{by_bound['0'] / step:.2f} times as fast",
+        ]
+        for bound, step in steps.items()
+    ]
+    yield Table(["", "", ""], rows)
+    if report["channels_of"] is not None:
+        yield (
+            f"Over bounded-lag channels, by profile {report['channels_of']}: bound 0 takes "
+            f"{by_bound['0'] / _US_PER_MS:.3f} ms."
+        )
+    elif report["over_process_groups"]:
+        yield (
+            "Exchanges are taken to last as long as the recorded ones. Those of bounded-lag "
+            "channels are shorter: a larger part of their steps is delay, and saved. Give "
+            "--profile for these."
+        )

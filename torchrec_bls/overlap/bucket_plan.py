@@ -29,10 +29,11 @@ from torchrec_bls.overlap.prediction import (
     predict,
     typical_layers,
 )
-from torchrec_bls.overlap.report import as_text, trace_events, write_trace
+from torchrec_bls.overlap.report import as_text, trace_events
 from torchrec_bls.overlap.search.allocation import allocate
 from torchrec_bls.overlap.search.timeline import Group
 from torchrec_bls.overlap.wrapper import PlannedDataParallelWrapper
+from torchrec_bls.rendering.trace import write_trace
 from torchrec_bls.sharding.costs.profile import Profile
 
 _MIB = 2**20

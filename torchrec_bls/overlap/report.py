@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 from torchrec_bls.overlap.hook import PlannedBucket
 from torchrec_bls.overlap.measured.dense_layers import DenseLayer
@@ -15,6 +12,9 @@ from torchrec_bls.overlap.modes.mode import Mode
 from torchrec_bls.overlap.plan_file import PlanOrigin
 from torchrec_bls.overlap.prediction import Prediction
 from torchrec_bls.overlap.search.timeline import Timeline
+from torchrec_bls.rendering import document
+from torchrec_bls.rendering.document import Table, Words
+from torchrec_bls.rendering.trace import Event, Moment, process_name, slice_of, thread_name
 
 _MIB = 2**20
 _DEFAULTS = "DistributedDataParallel's default", "TorchRec's default"
@@ -60,13 +60,19 @@ def _head(origin: PlanOrigin, layers: Sequence[DenseLayer]) -> Iterator[str]:
 
 
 def _buckets(buckets: Sequence[PlannedBucket], times: Timeline) -> Iterator[str]:
-    yield f"{'bucket':>6} {'MiB':>8} {'begins ms':>9} {'ends ms':>9}  travels as, parameters"
     moments = zip(buckets, times.begin, times.end, strict=True)
-    for number, (bucket, begin, end) in enumerate(moments):
-        yield (
-            f"{number:>6} {bucket.bytes / _MIB:>8.3f} {begin / 1e3:>9.2f} {end / 1e3:>9.2f}  "
-            f"{bucket.mode}, {bucket.parameters[0]} to {bucket.parameters[-1]}"
-        )
+    rows = [
+        [
+            str(number),
+            f"{bucket.bytes / _MIB:.3f}",
+            f"{begin / 1e3:.2f}",
+            f"{end / 1e3:.2f}",
+            f"{bucket.mode}, {bucket.parameters[0]} to {bucket.parameters[-1]}",
+        ]
+        for number, (bucket, begin, end) in enumerate(moments)
+    ]
+    columns = ("bucket", "MiB", "begins ms", "ends ms", Words("travels as, parameters"))
+    yield document.as_text([Table(columns, rows)])
 
 
 def _times(
@@ -105,36 +111,24 @@ def _verdicts(
         yield f"over {name}: {found}; {verdict}"
 
 
-def trace_events(prediction: Prediction, modes: Sequence[Mode]) -> list[dict[str, Any]]:
-    """Returns Chrome's trace events. Each backward is a process, with computing and all-reduces."""
+def trace_events(prediction: Prediction, modes: Sequence[Mode]) -> Iterator[Event]:
+    """Yields the events of a trace. Each backward is a process, with computing and all-reduces."""
     backwards = {
         "plan": prediction.planned,
         _DEFAULTS[0]: prediction.ddp_default,
         _DEFAULTS[1]: prediction.torchrec_default,
     }
-    events = []
-    for pid, (name, backward) in enumerate(backwards.items()):
+    for process, (name, backward) in enumerate(backwards.items()):
         groups, times = backward.groups, backward.timeline
-        events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
-        for tid, thread in enumerate(("backward", "all-reduces")):
-            where = {"pid": pid, "tid": tid}
-            events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": thread}})
+        yield process_name(process, name)
+        for thread, named in enumerate(("backward", "all-reduces")):
+            yield thread_name(process, thread, named)
         before = 0.0
         for number, ready in enumerate(times.ready):
-            events.append(_slice(f"layer {number}", pid, 0, before, ready))
+            yield slice_of(f"layer {number}", Moment(process, 0, before), ready)
             before = ready
         for number, (group, begin, end) in enumerate(
             zip(groups, times.begin, times.end, strict=True)
         ):
             label = f"bucket {number}, {modes[group.mode].name}"
-            events.append(_slice(label, pid, 1, begin, end))
-    return events
-
-
-def _slice(name: str, pid: int, tid: int, begin: float, end: float) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": begin, "dur": end - begin}
-
-
-def write_trace(path: Path, events: Sequence[dict[str, Any]]) -> None:
-    """Writes trace events to a file."""
-    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)}))
+            yield slice_of(label, Moment(process, 1, begin), end)

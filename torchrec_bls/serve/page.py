@@ -8,6 +8,7 @@ from urllib.parse import quote
 import numpy as np
 
 from torchrec_bls.direct.serving.serving_state import ServingState
+from torchrec_bls.rendering.document import STYLE
 from torchrec_bls.serve.outcomes import Outcome
 from torchrec_bls.serve.status import LOSSES, Status
 from torchrec_bls.serve.tally import Tally
@@ -75,6 +76,7 @@ def page(
     }
     return _TEMPLATE.substitute(
         {key: escape(value) for key, value in facts.items()},
+        style=STYLE,
         readiness=_readiness(why_not_ready),
         problems="".join(
             f'<p class="problem">{escape(each)}</p>' for each in _problems(state, status)

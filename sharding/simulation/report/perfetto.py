@@ -6,23 +6,30 @@ Counters show how far each rank is ahead, and how many slots it has filled."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
+
+from torchrec_bls.rendering.trace import (
+    Event,
+    Moment,
+    arrow,
+    counter,
+    process_name,
+    slice_of,
+    thread_name,
+)
 
 from ..engine.critical_path import what_let_it_begin
 from ..engine.task_graph import NO_TASK, NO_THREAD, TaskGraph, Tasks
 from ..engine.timeline import Timeline
-
-Event = dict[str, Any]
 
 # With more ranks only messages that somebody waited for are shown: there are (ranks squared) of
 # all.
 _MOST_RANKS_WITH_MESSAGES = 8
 
 
-def trace_events(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    """Returns the content of a trace file. Times are microseconds from the simulation's beginning.
+def trace_events(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> list[Event]:
+    """Returns the events of a trace. Times are microseconds from the simulation's beginning.
 
     Args:
         timeline: timeline to show.
@@ -34,7 +41,7 @@ def trace_events(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> dict
     count = len(timeline.graph.machine.pool)
     if len(threads) != count:
         raise ValueError(f"{len(threads)} names were given for {count} threads")
-    events = [
+    return [
         *_names(threads),
         *_slices(timeline, threads),
         *_waits(timeline, threads),
@@ -42,31 +49,23 @@ def trace_events(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> dict
         *_messages(timeline, threads),
         *_slots(timeline, threads),
     ]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
 def _names(threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
     for rank in sorted({rank for rank, _ in threads}):
-        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        yield process_name(rank, f"rank {rank}")
     for number, (rank, name) in enumerate(threads):
-        where = {"pid": rank, "tid": number}
-        yield {"ph": "M", "name": "thread_name", **where, "args": {"name": name}}
+        yield thread_name(rank, number, name)
 
 
 def _slices(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
     graph = timeline.graph
     for task in np.flatnonzero(timeline.end > timeline.start).tolist():
         thread = int(graph.thread[task])
-        start, end = float(timeline.start[task]), float(timeline.end[task])
-        yield {
-            "ph": "X",
-            "name": graph.names[graph.name[task]],
-            "pid": threads[thread][0],
-            "tid": thread,
-            "ts": start,
-            "dur": end - start,
-            "args": {"step": int(graph.step[task]), "work_us": float(graph.work[task])},
-        }
+        begin = Moment(threads[thread][0], thread, float(timeline.start[task]))
+        facts = {"step": int(graph.step[task]), "work_us": float(graph.work[task])}
+        name = graph.names[graph.name[task]]
+        yield slice_of(name, begin, float(timeline.end[task]), args=facts)
 
 
 def _waits(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
@@ -81,20 +80,16 @@ def _waits(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[E
         cause = what_let_it_begin(timeline, task)
         while cause != NO_TASK and graph.thread[cause] == NO_THREAD:
             cause = what_let_it_begin(timeline, cause)
-        thread, start = int(graph.thread[task]), float(timeline.start[task])
-        here = {"pid": threads[thread][0], "tid": thread}
         if cause == NO_TASK:
             continue
-        other = int(graph.thread[cause])
-        name = f"waits for rank {threads[other][0]}"
-        since = float(free[task])
-        yield {"ph": "X", "name": name, **here, "ts": since, "dur": start - since, "cat": "wait"}
-        arrow = {"name": graph.names[graph.name[cause]], "cat": "wait", "id": number}
-        there = {"pid": threads[other][0], "tid": other}
-        # An arrow begins and ends within a slice.
-        ended = float(np.nextafter(timeline.end[cause], 0.0))
-        yield {"ph": "s", **arrow, **there, "ts": ended}
-        yield {"ph": "f", "bp": "e", **arrow, **here, "ts": start}
+        thread, other = int(graph.thread[task]), int(graph.thread[cause])
+        rank, for_rank = threads[thread][0], threads[other][0]
+        start, ended = float(timeline.start[task]), float(timeline.end[cause])
+        since = Moment(rank, thread, float(free[task]))
+        yield slice_of(f"waits for rank {for_rank}", since, start, cat="wait")
+        name = graph.names[graph.name[cause]]
+        ends = Moment(for_rank, other, ended), Moment(rank, thread, start)
+        yield from arrow(name, "wait", number, *ends)
 
 
 def _ahead(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
@@ -115,9 +110,7 @@ def _ahead(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[E
             ahead = step[each] - last
             if ahead != shown[each]:
                 shown[each] = ahead
-                time = float(timeline.start[task])
-                counter = {"ph": "C", "name": "steps ahead", "pid": each, "ts": time}
-                yield {**counter, "args": {"steps": ahead}}
+                yield counter("steps ahead", each, float(timeline.start[task]), steps=ahead)
 
 
 def _exchanges(
@@ -145,17 +138,13 @@ def _messages(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterato
             return
         for sender, receiver, batch in np.ndindex(ranks, ranks, batches):
             post, collect = int(posts[sender, batch]), int(collects[receiver, batch])
-            # An arrow begins and ends within a slice.
             no_slice = end[post] == start[post] or end[collect] == start[collect]
             if sender == receiver or no_slice:
                 continue
-            arrow = {"name": exchange, "cat": "message"}
-            arrow["id"] = f"{exchange} {batch}: {sender} to {receiver}"
-            there, here = ({"tid": int(graph.thread[task])} for task in (post, collect))
-            begun = float(np.nextafter(end[post], 0.0))
-            yield {"ph": "s", **arrow, "pid": sender, **there, "ts": begun}
-            read = float(start[collect])
-            yield {"ph": "f", "bp": "e", **arrow, "pid": receiver, **here, "ts": read}
+            number = f"{exchange} {batch}: {sender} to {receiver}"
+            sent = Moment(sender, int(graph.thread[post]), float(end[post]))
+            read = Moment(receiver, int(graph.thread[collect]), float(start[collect]))
+            yield from arrow(exchange, "message", number, sent, read)
 
 
 def _slots(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[Event]:
@@ -170,5 +159,5 @@ def _slots(timeline: Timeline, threads: Sequence[tuple[int, str]]) -> Iterator[E
             # A slot that is released and filled at once stays the same slot.
             order = np.lexsort((change, times))
             for time, count in zip(times[order], change[order].cumsum(), strict=True):
-                counter = {"ph": "C", "name": f"slots of {exchange}", "pid": rank}
-                yield {**counter, "ts": float(time), "args": {"slots": max(int(count), 0)}}
+                filled_now = max(int(count), 0)
+                yield counter(f"slots of {exchange}", rank, float(time), slots=filled_now)

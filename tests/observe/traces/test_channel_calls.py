@@ -153,7 +153,7 @@ def test_times_count_from_the_base_that_a_trace_names(tmp_path: Path) -> None:
 def test_one_trace_has_all_ranks_by_one_clock(tmp_path: Path) -> None:
     times, _ = run_job(*durations(8))
     offsets = np.array([0.0, 40_000.0, -40_000.0, 123.0])
-    merged = merged_trace(job_of_channels(joined(tmp_path, times, offsets)))["traceEvents"]
+    merged = merged_trace(job_of_channels(joined(tmp_path, times, offsets)))
     names = {
         event["pid"]: event["args"]["name"] for event in merged if event["name"] == "process_name"
     }

@@ -101,7 +101,7 @@ class Tags(HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag != "html":
+        if tag not in ("meta", "html"):
             assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec import UNSET
-
 from torchrec_bls.observe.traces.kineto import Event, KinetoTrace
 from torchrec_bls.observe.traces.recorded_job import RecordedJob
+from torchrec_bls.rendering import trace as rendering
 
 # A rank's processes in the merged trace are numbered from the rank times this on.
 _PROCESSES = 100
@@ -17,8 +16,8 @@ _FIELDS = Event.__struct_fields__
 _ABSENT = dict(zip(_FIELDS, Event.__struct_defaults__, strict=True))
 
 
-def merged_trace(job: RecordedJob) -> dict[str, Any]:
-    """Returns one trace, for msgspec.json.encode. Times are microseconds from the first event on,
+def merged_trace(job: RecordedJob) -> list[rendering.Event]:
+    """Returns the events of one trace. Times are microseconds from the first event on,
     by rank 0's clock."""
     begins = [
         trace.base_us + event.ts - offset
@@ -27,31 +26,24 @@ def merged_trace(job: RecordedJob) -> dict[str, Any]:
         if event.ts is not None and event.ph == "X"
     ]
     begin = float(min(begins))
-    events = [
+    return [
         event
         for trace, offset in zip(job.traces, job.offsets, strict=True)
         for event in _events(trace, trace.base_us - float(offset) - begin)
     ]
-    return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _events(trace: KinetoTrace, later_us: float) -> Iterator[dict[str, Any]]:
+def _events(trace: KinetoTrace, later_us: float) -> Iterator[rendering.Event]:
     numbers: dict[Any, int] = {}
     for event in trace.events:
         process = event.pid
         if process not in numbers:
             numbers[process] = _PROCESSES * trace.rank + len(numbers)
             name = f"rank {trace.rank}" + (f", {process}" if len(numbers) > 1 else "")
-            named = {"ph": "M", "name": "process_name", "pid": numbers[process]}
-            yield {**named, "args": {"name": name}}
+            yield rendering.process_name(numbers[process], name)
         if event.ph == "M" and event.name == "process_name":
             continue
-        changed = {
+        fields = {
             name: value for name in _FIELDS if (value := getattr(event, name)) != _ABSENT[name]
         }
-        changed["pid"] = numbers[process]
-        if event.ts is not None:
-            changed["ts"] = event.ts + later_us
-        if event.id is not UNSET:  # an arrow, which joins events of this rank only
-            changed["id"] = f"{trace.rank}: {event.id}"
-        yield changed
+        yield rendering.moved(fields, numbers[process], later_us, f"rank {trace.rank}")

@@ -14,7 +14,7 @@ from torchrec_bls.sharding.simulation.report.side_by_side import side_by_side
 from torchrec_bls.rank_steps import Begin, Exchange, Messages, Wait, Work
 
 
-def simulated() -> dict[str, Any]:
+def simulated() -> list[Any]:
     rows = Exchange("rows")
     post = Begin(rows, Messages(), work_us=1.0, finish_us=1.0)
     program = [Work([2.0, 9.0], "load"), post, Wait(rows)]
@@ -26,7 +26,7 @@ def process(number: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
 
 
-def measured() -> dict[str, Any]:
+def measured() -> list[Any]:
     """As `torchrec-bls trace` merges it: numbers that a simulation has too, and other times."""
     events: list[dict[str, Any]] = []
     for rank in (0, 1):
@@ -38,12 +38,11 @@ def measured() -> dict[str, Any]:
             {"ph": "s", "id": 0, "name": "flow", "ts": 501.0, **here},
             process(100 * rank + 1, f"rank {rank}, python 4711"),
         ]
-    return {"traceEvents": events}
+    return events
 
 
 def test_ranks_stand_side_by_side() -> None:
-    joined = json.loads(json.dumps(side_by_side(simulated(), measured())))
-    events = joined["traceEvents"]
+    events = json.loads(json.dumps(side_by_side(simulated(), measured())))
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
     assert sorted(names.values(), key=lambda name: (name[:6], "measured" in name, name)) == [
@@ -61,14 +60,14 @@ def test_ranks_stand_side_by_side() -> None:
 
 def test_nothing_of_either_is_lost_or_taken_for_the_others() -> None:
     one, other = simulated(), measured()
-    events = side_by_side(one, other)["traceEvents"]
+    events = side_by_side(one, other)
     slices = [each for each in events if each["ph"] == "X"]
-    assert len(slices) == sum(each["ph"] == "X" for each in one["traceEvents"]) + 2
+    assert len(slices) == sum(each["ph"] == "X" for each in one) + 2
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     for side, trace in (("simulated", one), ("measured", other)):
         own = [each for each in slices if side in names[each["pid"]]]
         assert min(each["ts"] for each in own) == 0.0
-        expected = sorted(e["dur"] for e in trace["traceEvents"] if e["ph"] == "X")
+        expected = sorted(e["dur"] for e in trace if e["ph"] == "X")
         assert sorted(each["dur"] for each in own) == expected
     arrows = {
         side: {e["id"] for e in events if e["ph"] == "s" and side in names[e["pid"]]}
@@ -80,9 +79,9 @@ def test_nothing_of_either_is_lost_or_taken_for_the_others() -> None:
 
 def test_traces_that_say_too_little() -> None:
     with pytest.raises(ValueError, match="the measured trace has no slices"):
-        side_by_side(simulated(), {"traceEvents": [process(0, "rank 0")]})
+        side_by_side(simulated(), [process(0, "rank 0")])
     slices = [{"ph": "X", "name": "post", "pid": 5, "tid": 7, "ts": 1.0, "dur": 3.0}]
     with pytest.raises(ValueError, match="the measured trace has a process 'python'"):
-        side_by_side(simulated(), {"traceEvents": [process(5, "python"), *slices]})
+        side_by_side(simulated(), [process(5, "python"), *slices])
     with pytest.raises(ValueError, match="the measured trace has a process ''"):
-        side_by_side(simulated(), {"traceEvents": slices})
+        side_by_side(simulated(), slices)

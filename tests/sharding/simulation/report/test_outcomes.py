@@ -13,7 +13,7 @@ from torchrec_bls.sharding.simulation.choose_codec import choose_codec
 from torchrec_bls.sharding.simulation.data_parallel import DenseSteps
 from torchrec_bls.sharding.simulation.delays import read_delays
 from torchrec_bls.sharding.simulation.program import Ranks
-from torchrec_bls.sharding.simulation.report.html import as_html
+from torchrec_bls.sharding.simulation.report.outcomes import TAKEN, as_html
 from torchrec_bls.sharding.simulation.wire.codecs import FP32, CodecCosts
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
@@ -70,7 +70,7 @@ def test_the_page_has_cells_curves_and_causes() -> None:
     assert [row[:3] for row in cells] == [
         [str(each.bound), each.codec, f"{each.step_us / 1000:.3f}"] for each in outcomes
     ]
-    taken = [(row[0], row[1]) for row in cells if row[-1] == "take this"]
+    taken = [(row[0], row[1]) for row in cells if row[-1] == TAKEN]
     assert taken == [(str(chosen.bound), chosen.codec)]
     causes = parser.rows[head + 2 + len(outcomes) :]
     # What the end of the simulation is due to adds up to it.
@@ -78,7 +78,9 @@ def test_the_page_has_cells_curves_and_causes() -> None:
     assert sum(float(row[-3]) for row in causes) == pytest.approx(
         chosen.timeline.end.max() / 1000 / 40, abs=0.02
     )
-    assert text.count("<svg") == 1 and text.count("</svg>") == 1
+    # Throughput and memory, each with a curve a codec.
+    assert text.count("<svg") == text.count("</svg>") == 2
+    assert text.count("<polyline") == 2 * len(CODECS)
 
 
 def test_it_needs_nothing_from_elsewhere() -> None:

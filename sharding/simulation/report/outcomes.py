@@ -1,13 +1,18 @@
-"""A simulation of several bounds and codecs, as text and JSON."""
+"""A simulation of several bounds and codecs, as text, as a page and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from torchrec_bls.rendering import document
+from torchrec_bls.rendering.chart import Curves, charts
+from torchrec_bls.rendering.document import Drawing, Heading, Part, Table, Words
+
 from ...problem.job import Job
 from ..bounds import BoundOutcome, Simulation
+from ..engine.critical_path import Cause, causes
 from ..wire.codecs import FP32
 from ..wire.link import Link
 
@@ -17,11 +22,13 @@ SCOPE = "lookups and exchanges, and of the rest what the options give"
 WHOLE = "whole steps with host costs of the profile; of dense layers what the options give"
 _VALIDATED_RANKS = 8
 _GIB = 2**30
+_US = 1e6  # in a second
 _GBIT_PER_BYTE_A_US = 8e-3
-#: Of the table of outcomes.
-COLUMNS = (
-    *("bound", "codec", "step ms", "p50", "p95", "p99", "times faster"),
-    *("latency ms", "GiB a rank", "MB of embeddings"),
+#: Beside the outcome to take.
+TAKEN = "<- take this"
+_COLUMNS = (
+    *("bound", Words("codec"), "step ms", "p50", "p95", "p99", "times faster"),
+    *("latency ms", "GiB a rank", "MB of embeddings", Words()),
 )
 
 
@@ -63,7 +70,7 @@ def _gbit(simulation: Simulation) -> float | None:
 def as_text(
     outcomes: Sequence[BoundOutcome], chosen: BoundOutcome | None, job: Job, simulation: Simulation
 ) -> str:
-    """Returns a line for each bound and codec.
+    """Returns the job and a line for each bound and codec.
 
     Args:
         outcomes: outcomes by bound and codec.
@@ -71,22 +78,35 @@ def as_text(
         job: job that was simulated.
         simulation: settings of the simulation.
     """
-    rows = cells_of(outcomes)
-    widths = [max(len(cell) for cell in column) + 2 for column in zip(COLUMNS, *rows, strict=True)]
-    lines = [
-        "".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (COLUMNS, *rows)
+    return document.as_text(_parts(outcomes, chosen, job, simulation))
+
+
+def as_html(
+    outcomes: Sequence[BoundOutcome], chosen: BoundOutcome | None, job: Job, simulation: Simulation
+) -> str:
+    """Returns the same as a page, with throughput and memory by bound, and a table of times.
+
+    This table shows what took the time of the chosen outcome, or else of the last one. Arguments
+    are those of `as_text`.
+    """
+    shown = outcomes[-1] if chosen is None else chosen
+    parts = [
+        *_parts(outcomes, chosen, job, simulation),
+        Heading("Bounds"),
+        _curves(outcomes),
+        Heading(f"Where the time goes at bound {shown.bound} with {shown.codec}"),
+        "What had to end before the simulation could, ms a batch: work as on a core of its own, "
+        "what sharing the core added, pauses and delays on no core, and arrivals that were waited "
+        "for.",
+        _critical_path(shown, simulation),
     ]
-    for number, each in enumerate(outcomes, start=1):
-        lines[number] += "   <- take this" if each is chosen else ""
-    notes = notes_on(job, simulation)
-    return "\n".join([setting(job, simulation), "", *lines, "", *notes])
+    return document.as_html("Simulated steps", parts)
 
 
-def cells_of(outcomes: Sequence[BoundOutcome]) -> list[list[str]]:
-    """Returns a row of COLUMNS for each outcome; "times faster" compares with the first one's
-    step."""
-    return [
+def _parts(
+    outcomes: Sequence[BoundOutcome], chosen: BoundOutcome | None, job: Job, simulation: Simulation
+) -> list[Part]:
+    rows = [
         [
             str(each.bound),
             each.codec,
@@ -96,9 +116,49 @@ def cells_of(outcomes: Sequence[BoundOutcome]) -> list[list[str]]:
             f"{each.latency_us / 1000:.2f}",
             f"{each.memory_bytes / _GIB:.3f}",
             f"{each.embedding_bytes / 1e6:.2f}",
+            TAKEN if each is chosen else "",
         ]
         for each in outcomes
     ]
+    return [setting(job, simulation), Table(_COLUMNS, rows), *notes_on(job, simulation)]
+
+
+def _curves(outcomes: Sequence[BoundOutcome]) -> Drawing:
+    """Returns steps a second and memory by bound, with a curve for each codec."""
+    of_codec = {
+        codec: sorted((each for each in outcomes if each.codec == codec), key=lambda o: o.bound)
+        for codec in dict.fromkeys(each.codec for each in outcomes)
+    }
+
+    def curves(title: str, value_of: Callable[[BoundOutcome], float]) -> Curves:
+        points = {
+            codec: [(each.bound, value_of(each)) for each in own] for codec, own in of_codec.items()
+        }
+        return Curves("bound", title, points)
+
+    return charts(
+        curves("steps a second", lambda each: _US / each.step_us),
+        curves("GiB of the fullest rank", lambda each: each.memory_bytes / _GIB),
+    )
+
+
+def _critical_path(outcome: BoundOutcome, simulation: Simulation) -> Table:
+    timeline = outcome.timeline
+    threads = simulation.ranks.threads_of(timeline.graph)
+    parts = causes(timeline)
+    end = sum(cause.total for cause in parts.values())
+    of_task: dict[str, Cause] = {}
+    most_on: dict[str, int] = {}
+    for (thread, name), cause in parts.items():  # the largest first
+        of_task[name] = of_task.get(name, Cause()) + cause
+        most_on.setdefault(name, threads[thread][0])
+    rows = []
+    for name, cause in sorted(of_task.items(), key=lambda item: -item[1].total):
+        times = (cause.work, cause.sharing, cause.pause, cause.arrival, cause.total)
+        in_ms = (f"{time / 1000 / simulation.batches:.3f}" for time in times)
+        rows.append([name, *in_ms, f"{cause.total / end:.1%}", f"rank {most_on[name]}"])
+    columns = ("work", "sharing", "pause", "arrival", "together", "of all")
+    return Table([Words("task"), *columns, Words("most on")], rows)
 
 
 def as_json(

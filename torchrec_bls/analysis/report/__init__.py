@@ -1,1 +1,0 @@
-"""The results of an analysis, for people and machines."""

@@ -1,0 +1,1 @@
+"""Reports as text, pages and traces: the one writer for all commands."""

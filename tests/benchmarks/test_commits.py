@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,3 +54,14 @@ def test_a_turn_tells_its_tree_and_times(
 def test_a_turn_that_fails_ends_the_comparison_with_its_reason() -> None:
     with pytest.raises(SystemExit, match=r"No module named benchmarks\.nowhere"):
         commits._taken("nowhere", sys.executable)
+
+
+def test_a_turn_loads_a_fresh_copy_of_the_native_code(tmp_path: Path) -> None:
+    library = tmp_path / "_native.so"
+    library.write_bytes(b"code")
+    with library.open("rb") as loaded:
+        commits._place_native_code(library)
+        assert loaded.read() == b"code"  # of a process that had it already
+        assert os.fstat(loaded.fileno()).st_ino != library.stat().st_ino
+    assert library.read_bytes() == b"code"
+    assert os.listdir(tmp_path) == ["_native.so"]

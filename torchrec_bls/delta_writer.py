@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -141,7 +142,7 @@ class DeltaWriter:
             OSError: this rank can't write.
             PoisonedError: another rank has failed; the text says how.
         """
-        digits = secrets.token_hex(_DIGITS // 2)
+        digits, trained = secrets.token_hex(_DIGITS // 2), time.time()
         asked = self._on_all_ranks(lambda: self._checked(version, base, digits))
         given = {(each.version, each.base) for each in asked}
         if len(given) > 1:
@@ -150,7 +151,7 @@ class DeltaWriter:
                 "same on all ranks, and the name of a new checkpoint as base"
             )
         known_base, digits = asked[0].base, asked[0].digits
-        head = Head(f"{version}@{digits}", known_base, self._rank, self._ranks)
+        head = Head(f"{version}@{digits}", known_base, self._rank, self._ranks, trained)
         folder = self._directory / f".{version}{DELTA_SUFFIX}.{digits}"
         try:
             self._on_all_ranks(lambda: self._write_own(folder, head))

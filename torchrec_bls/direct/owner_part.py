@@ -81,6 +81,7 @@ class OwnerPart:
         dense: Mapping[str, Any] | None,
         before: Mapping[int, HeldPiece],
         huge_pages: HugePages,
+        trained: float | None = None,
     ) -> "OwnerPart":
         """Makes an owner's part of a version. Other processes do not know it yet.
 
@@ -91,6 +92,7 @@ class OwnerPart:
             dense: weights of the version that are published with the tables, by name.
             before: pieces of another version by number, which stay if they have the same content.
             huge_pages: what its pieces ask for, see huge_pages_for.
+            trained: see Facts.
 
         Raises:
             RendezvousError: there is no memory for it.
@@ -107,7 +109,7 @@ class OwnerPart:
                 reused += piece.size
             else:
                 written += piece.size
-        facts = Facts(time.time(), time.monotonic() - begin, written, reused)
+        facts = Facts(time.time(), time.monotonic() - begin, written, reused, trained)
         return cls.of_pieces(label, held, facts, dense)
 
     @classmethod

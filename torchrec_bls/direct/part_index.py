@@ -70,12 +70,14 @@ class Facts(Record):
         seconds: how long that took.
         bytes_written: bytes of the pieces that were made for it.
         bytes_reused: bytes of the pieces that an earlier version had made.
+        trained: when a training had these weights, in seconds since the epoch. None: unknown.
     """
 
     published: Amount
     seconds: Amount
     bytes_written: Whole
     bytes_reused: Whole
+    trained: Amount | None = None
 
 
 class IndexRecord(Record):

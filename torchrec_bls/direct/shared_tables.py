@@ -100,6 +100,7 @@ class SharedTables(ABC):
         content: Content,
         dense: Mapping[str, Any] | None,
         before: Mapping[int, HeldPiece],
+        trained: float | None = None,
     ) -> OwnerPart:
         """Makes an owner's part of a version.
 
@@ -110,13 +111,15 @@ class SharedTables(ABC):
             dense: weights of the version that are published with the tables, by name.
             before: the owner's pieces of another version by number, which stay if they have the
                 same content.
+            trained: see Facts.
 
         Raises:
             RendezvousError: there is no memory for it.
             ValueError: the content is not possible.
         """
         label = Label(owner, version, self.digest)
-        return OwnerPart.make(label, self.cuts[owner], content, dense, before, self.huge_pages)
+        cut, huge_pages = self.cuts[owner], self.huge_pages
+        return OwnerPart.make(label, cut, content, dense, before, huge_pages, trained)
 
     def open(self, owner: int, serial: int, version: str) -> OwnerPart:
         """Maps the part that an owner has recorded for a version, whichever process holds it.

@@ -54,6 +54,7 @@ class RowPublisher:
         rows: Mapping[str, Any],
         dense_after: Callable[[Dense], Dense],
         check: Check,
+        trained: float | None,
         deadline: float,
     ) -> Publication:
         """Publishes rows; see the function `publish_rows`.
@@ -65,6 +66,7 @@ class RowPublisher:
             dense_after: function that returns the dense weights of the new version, from those that
                 were published with `base`. It raises ValueError if there can be none.
             check: called with the new version before it is announced.
+            trained: see `publish_rows`.
             deadline: see `publish_rows`.
         """
         deltas = deltas_of(self._tables, rows)
@@ -82,7 +84,7 @@ class RowPublisher:
             self._publisher.follower.await_later(serial - 2, end - time.monotonic())
             serving = self._publisher.follower.newest
             dense = dense_after(serving[0].parts[OWNER].dense_weights())
-            parts = self._parts(version, serving, deltas, dense, end, deadline)
+            parts = self._parts(version, serving, deltas, dense, trained, end, deadline)
             check(serial, parts, dense)
             self._publisher.announce(OWNER, serial, version, parts, end)
             for copies, of_module in zip(self._copies, deltas, strict=True):
@@ -95,6 +97,7 @@ class RowPublisher:
         serving: tuple[Generation, ...],
         deltas: list[RowDeltas],
         dense: Dense,
+        trained: float | None,
         end: float,
         deadline: float,
     ) -> list[OwnerPart]:
@@ -118,7 +121,7 @@ class RowPublisher:
         ):
             written = new + sum(delta.stored.nbytes for delta in of_module.values())
             reused = max(0, tables.cuts[OWNER].size - written)
-            facts = Facts(time.time(), time.monotonic() - begin, written, reused)
+            facts = Facts(time.time(), time.monotonic() - begin, written, reused, trained)
             label, pieces = Label(OWNER, version, tables.digest), copies.pieces(side, part)
             # The first module's part has the dense weights.
             parts.append(OwnerPart.of_pieces(label, pieces, facts, None if parts else dense, side))

@@ -401,6 +401,7 @@ class ServedModel:
             serial=taken[0].serial,
             published=None if facts is None else facts.published,
             age=None if facts is None else max(0.0, time.time() - facts.published),
+            trained=None if facts is None else facts.trained,
             publish_seconds=None if facts is None else facts.seconds,
             bytes_written=None if facts is None else facts.bytes_written,
             bytes_reused=None if facts is None else facts.bytes_reused,

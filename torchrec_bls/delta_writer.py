@@ -19,6 +19,7 @@ from torchrec_bls.direct.arguments import check_is_version
 from torchrec_bls.direct.dense_weights import is_plain
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.errors import PoisonedError, named
+from torchrec_bls.lookup_notes import LookupNotes
 
 _T = TypeVar("_T")
 
@@ -80,9 +81,10 @@ class DeltaWriter:
         ...
         writer.write("step-1200")
 
-    TorchRec's ModelDeltaTracker notes which rows are looked up, from here on. The model may have
-    one already, which nobody else reads. Rows that anything else writes to are not noted: after
-    `load_state_dict`, for example, go on with a checkpoint as base.
+    TorchRec's ModelDeltaTracker tells which rows are looked up, from here on. The model may have
+    one already, which nobody else reads: it learns of lookups when a delta is written. Rows that
+    anything else writes to are not noted: after `load_state_dict`, for example, go on with a
+    checkpoint as base.
 
     Tables of data_parallel plans and of the kernel "dense" are written as a whole, since their
     optimizer may change all rows.
@@ -106,6 +108,7 @@ class DeltaWriter:
         self._tables = _tables_of(model, self._tracker)
         # The last writer of a model has its ids.
         self._mark = self._tracker.bls_writer = object()
+        self._notes = LookupNotes(self._tracker)
         self._tracker.clear()
         self._tracker.step()  # what is looked up from now on is not what was read before
         # Ids that are in no delta yet, within the rank's shard, by the table's name in the tracker.
@@ -255,6 +258,7 @@ class DeltaWriter:
     def _take_ids(self) -> None:
         """Takes the ids out of the tracker."""
         self._may_lack_ids = True
+        self._notes.tell_tracker()
         # TorchRec can't tell that nothing was looked up.
         nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
         for table in self._tables.values():

@@ -3,8 +3,9 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +63,7 @@ class OwnerPart:
         facts: facts of its publication.
         drained_for: see IndexRecord.
         side: see IndexRecord.
+        others: addresses of the copies on the other side, by the numbers of their pieces.
     """
 
     label: Label
@@ -71,6 +73,7 @@ class OwnerPart:
     facts: Facts
     drained_for: str = ""
     side: Side | None = None
+    others: Mapping[int, Address] = field(default_factory=dict)
 
     @classmethod
     def make(
@@ -120,6 +123,7 @@ class OwnerPart:
         facts: Facts,
         dense: Mapping[str, Any] | None,
         side: Side | None = None,
+        others: Mapping[int, Address] = MappingProxyType({}),
     ) -> "OwnerPart":
         """Makes the part that consists of some pieces.
 
@@ -129,17 +133,20 @@ class OwnerPart:
             facts: facts of its publication.
             dense: weights of the version that are published with the tables, by name.
             side: side of the version, see IndexRecord.
+            others: addresses of the copies on the other side, by the numbers of their pieces.
 
         Raises:
             RendezvousError: there is no memory for its index.
             ValueError: dense weights can't be handed over.
         """
         listed = [
-            PieceRecord(each.segment.address, each.version, digests_told(each.digests))
-            for each in pieces
+            PieceRecord(
+                each.segment.address, each.version, digests_told(each.digests), others.get(number)
+            )
+            for number, each in enumerate(pieces)
         ]
         index, end = make_index(label, IndexRecord(listed, facts, side=side), dense)
-        return cls(label, index, end, tuple(pieces), facts, side=side)
+        return cls(label, index, end, tuple(pieces), facts, side=side, others=others)
 
     @classmethod
     def drained(cls, label: Label, version: str) -> "OwnerPart":
@@ -204,9 +211,40 @@ class OwnerPart:
                     f"but what was announced stays as it is: {CURE}"
                 )
             held.append(HeldPiece(segment, each.version, digests_in(each.digests)))
-        part = cls(label, index, end, tuple(held), record.facts, record.drained_for, record.side)
+        others = {
+            number: each.other
+            for number, each in enumerate(record.pieces)
+            if each.other is not None
+        }
+        part = cls(
+            label, index, end, tuple(held), record.facts, record.drained_for, record.side, others
+        )
         part.dense_weights()
         return part
+
+    def on_other_side(
+        self,
+        cut: Cut,
+        open_all: Callable[[Sequence[Address], Sequence[Label]], Iterable[_native.TableSegment]],
+    ) -> "OwnerPart":
+        """Returns a part of the copies on the other side, on which there may be no version.
+
+        Args:
+            cut: pieces of the owner's bytes.
+            open_all: see `of`.
+
+        Raises:
+            BLSError: a piece is not there any more, or is another one.
+        """
+        labels = [
+            self.label.of_piece(cut.pieces[number], self.pieces[number].version)
+            for number in self.others
+        ]
+        pieces = list(self.pieces)
+        opened = open_all(list(self.others.values()), labels)
+        for number, segment in zip(self.others, opened, strict=True):
+            pieces[number] = pieces[number]._replace(segment=segment)
+        return replace(self, pieces=tuple(pieces), side=0 if self.side == 1 else 1)
 
     def dense_weights(self) -> dict[str, Any] | None:
         """Returns the dense weights that were published with the tables, or None.

@@ -55,11 +55,13 @@ class PieceRecord(Record):
         address: its address.
         version: version that made it.
         digests: digests of its steps, in hexadecimal digits, one behind the other.
+        other: address of its copy on the other side; None: both sides have this one.
     """
 
     address: Address
     version: str
     digests: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})*$")]
+    other: Address | None = None
 
 
 class Facts(Record):

@@ -252,6 +252,22 @@ class SharedTables(ABC):
             return Generation(version, serial, parts, [])
         return self._generation(version, serial, parts)
 
+    def map_other_side(self, generation: Generation) -> None:
+        """Maps the copies that the next version reads if it differs in rows, so that nobody waits
+        for that then.
+
+        Raises:
+            BLSError: they can't be mapped.
+        """
+        if generation.side is not None:
+            parts = [
+                part.on_other_side(cut, self._open_pieces)
+                for part, cut in zip(generation.parts, self.cuts, strict=True)
+            ]
+            # No lookup reads it. Its window is kept.
+            self._generation(generation.version, generation.serial, parts)
+            self.held.add(generation.serial, self.windows.all)
+
     @abstractmethod
     def _generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> Generation:
         """See `generation`. All parts have rows."""

@@ -124,7 +124,8 @@ class RowPublisher:
             facts = Facts(time.time(), time.monotonic() - begin, written, reused, trained)
             label, pieces = Label(OWNER, version, tables.digest), copies.pieces(side, part)
             # The first module's part has the dense weights.
-            parts.append(OwnerPart.of_pieces(label, pieces, facts, None if parts else dense, side))
+            own_dense, others = None if parts else dense, copies.others(side)
+            parts.append(OwnerPart.of_pieces(label, pieces, facts, own_dense, side, others))
         return parts
 
     def _await_readers(self, side: Side, end: float, deadline: float) -> None:

@@ -87,10 +87,11 @@ test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what 
 test-model:  ## Check the small instances of the models of the channel alone
 	$(call check-models,--quick)
 
-random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, on served models and on a service, and first forwards (2 hours)
+random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, on served models and on a service, and first forwards (3 hours)
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions --actions $(ACTIONS) --json out/random-actions.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.serving --actions $(ACTIONS) --json out/random-actions-serving.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.refreshes
+	$(WITH_VENV) $(BIN)/python -m tests.random_actions.rows --actions $(ACTIONS) --json out/random-actions-rows.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.service --actions $(ACTIONS) --json out/random-actions-service.json
 
 model:  ## Check all instances of the models of the channel with Spin (10 to 20 minutes, 6 GB)

@@ -26,7 +26,7 @@ PINS := pyproject.toml torchrec_bls/_trios.py
 # The newest, unless another one is named.
 TRIO ?= $(lastword $(shell $(PYTHON) torchrec_bls/_trios.py --names))
 TRIO_ENV := build/trio-$(TRIO)
-TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/package/test_versions.py tests/package/test_torch_alone.py tests/test_public_api.py
+TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/test_delta_writer.py tests/test_lookup_notes.py tests/direct/test_trained_deltas.py tests/package/test_versions.py tests/package/test_torch_alone.py tests/test_public_api.py
 CXX_OR_DEFAULT := $(if $(filter-out default undefined,$(origin CXX)),$(CXX),c++)
 # torchrun, ninja and the like are found by the tools that call them.
 WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"

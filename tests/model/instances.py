@@ -324,7 +324,7 @@ def instances() -> Iterator[Instance]:
     yield from rows(processes=2, serials=2)
     yield from rows(serials=2, whole=1, deaths=1)
     yield from rows(processes=2, slow=True)
-    yield from rows(processes=2, serials=2, deadlines=True, kills=1, slow=True)
+    yield from rows(processes=2, serials=2, kills=1, slow=True)
     yield from rows(whole=1, deaths=1, slow=True)
     yield from rows(without="CHECK")
     yield from rows(without="MARK")

@@ -24,6 +24,7 @@ from torchrec_bls.direct.part_index import (
     digests_in,
     digests_told,
     make_index,
+    other_side,
     read_index,
 )
 from torchrec_bls.direct.pieces import Cut, Piece
@@ -244,7 +245,7 @@ class OwnerPart:
         opened = open_all(list(self.others.values()), labels)
         for number, segment in zip(self.others, opened, strict=True):
             pieces[number] = pieces[number]._replace(segment=segment)
-        return replace(self, pieces=tuple(pieces), side=0 if self.side == 1 else 1)
+        return replace(self, pieces=tuple(pieces), side=other_side(self.side))
 
     def dense_weights(self) -> dict[str, Any] | None:
         """Returns the dense weights that were published with the tables, or None.

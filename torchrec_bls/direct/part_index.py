@@ -48,6 +48,11 @@ class Label(NamedTuple):
 Side = Literal[0, 1]
 
 
+def other_side(side: Side | None) -> Side:
+    """Returns the side of the version that follows one on a side, or on none."""
+    return 0 if side == 1 else 1
+
+
 class PieceRecord(Record):
     """A piece, as an index lists it.
 

@@ -17,7 +17,7 @@ from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.new_weights import CheckpointWeights
 from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart, check_is_file
-from torchrec_bls.direct.part_index import Address, Label
+from torchrec_bls.direct.part_index import Address, Label, other_side
 from torchrec_bls.direct.pieces import Cut, Range
 from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.direct.side_windows import SideWindows
@@ -259,7 +259,10 @@ class SharedTables(ABC):
         Raises:
             BLSError: they can't be mapped.
         """
-        if generation.side is not None:
+        if generation.side is None:
+            return
+        others = [address for part in generation.parts for address in part.others.values()]
+        if not self.windows.shows(other_side(generation.side), {each[2:4] for each in others}):
             parts = [
                 part.on_other_side(cut, self._open_pieces)
                 for part, cut in zip(generation.parts, self.cuts, strict=True)

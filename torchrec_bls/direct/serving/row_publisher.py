@@ -9,7 +9,7 @@ from typing import Any
 
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.owner_part import OwnerPart
-from torchrec_bls.direct.part_index import Facts, Label, Side
+from torchrec_bls.direct.part_index import Facts, Label, Side, other_side
 from torchrec_bls.direct.row_copies import OWNER, RowCopies
 from torchrec_bls.direct.row_deltas import RowDeltas, deltas_of
 from torchrec_bls.direct.serving.handing_on import await_a_holder
@@ -103,7 +103,7 @@ class RowPublisher:
     ) -> list[OwnerPart]:
         """Writes a version to the side that does not serve; returns its parts, one a module."""
         begin = time.monotonic()
-        side: Side = 0 if serving[0].side == 1 else 1
+        side = other_side(serving[0].side)
         before = [generation.parts[OWNER] for generation in serving]
         in_order = list(zip(self._copies, before, deltas, strict=True))
         made = [copies.prepare(part, version, of_module) for copies, part, of_module in in_order]

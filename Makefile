@@ -26,7 +26,7 @@ PINS := pyproject.toml torchrec_bls/_trios.py
 # The newest, unless another one is named.
 TRIO ?= $(lastword $(shell $(PYTHON) torchrec_bls/_trios.py --names))
 TRIO_ENV := build/trio-$(TRIO)
-TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/package/test_versions.py tests/package/test_torch_alone.py tests/test_public_api.py
+TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/test_delta_writer.py tests/test_lookup_notes.py tests/direct/test_trained_deltas.py tests/package/test_versions.py tests/package/test_torch_alone.py tests/test_public_api.py
 CXX_OR_DEFAULT := $(if $(filter-out default undefined,$(origin CXX)),$(CXX),c++)
 # torchrun, ninja and the like are found by the tools that call them.
 WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
@@ -87,10 +87,11 @@ test-arm: $(VENV)/.packages  ## Run the C++ tests for ARM under emulation: what 
 test-model:  ## Check the small instances of the models of the channel alone
 	$(call check-models,--quick)
 
-random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, on served models and on a service, and first forwards (2 hours)
+random-actions: build  ## Do 10^5 random actions on 2 to 4 ranks, on served models and on a service, and first forwards (3 hours)
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions --actions $(ACTIONS) --json out/random-actions.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.serving --actions $(ACTIONS) --json out/random-actions-serving.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.refreshes
+	$(WITH_VENV) $(BIN)/python -m tests.random_actions.rows --actions $(ACTIONS) --json out/random-actions-rows.json
 	$(WITH_VENV) $(BIN)/python -m tests.random_actions.service --actions $(ACTIONS) --json out/random-actions-service.json
 
 model:  ## Check all instances of the models of the channel with Spin (10 to 20 minutes, 6 GB)

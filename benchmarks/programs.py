@@ -66,11 +66,13 @@ PROGRAMS = {
     ),
     "quantized": Program("quantized.study", ("benchmarks/quantized",)),
     "quantized_modules": Program("modules.quantized", (*_DIRECT, "torchrec_bls/quant")),
+    "row_refresh": Program("direct.row_refresh", _DIRECT),
     "service_tables": Program("direct.service_tables", (*_DIRECT, "torchrec_bls/quant")),
     "serving": Program("serve.load", _SERVICE),
     "serving_costs": Program("serve.costs", _SERVICE),
     "serving_deaths": Program("serve.peers.deaths", _SERVICE),
     "serving_fire": Program("serve.fire", _SERVICE),
+    "serving_freshness": Program("serve.freshness", (*_SERVICE, "torchrec_bls/delta_writer.py")),
     "serving_peers": Program("serve.peers.compare", (*_SERVICE, "benchmarks/serve/peers")),
     "serving_peers_grid": Program("serve.peers.grid", ("benchmarks/serve/peers",)),
     "serving_refreshes": Program("serve.refresh", _SERVICE),
@@ -84,4 +86,8 @@ PROGRAMS = {
         "simulator.transformer", (*_SIMULATOR, "benchmarks/simulator/dense")
     ),
     "soak": Program("soak.soak", _CHANNEL),
+    "tracking": Program(
+        "modules.tracking",
+        (*_MODULES, "torchrec_bls/delta_writer.py", "torchrec_bls/lookup_notes.py"),
+    ),
 }

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -53,12 +54,14 @@ def write_what_has_changed(rank: int, folder: str, sharders: str) -> None:
         training.train(steps)
         last, name = first + steps, f"step-{first + steps}-{steps}"
         now = training.weights()
+        began = time.time()
         made = writer.write(name, base="checkpoint" if version == "checkpoint" else None)
         assert re.fullmatch(f"{name}@[0-9a-f]{{8}}", made)
         path = Path(folder) / f"{name}.delta"
         delta = check_delta(path, before, now)
         assert (delta.version, delta.base) == (made, version)
         with Delta(path) as opened:
+            assert began - 5 < opened.trained < time.time()  # another rank may have begun before
             rows = {key: set(ids.tolist()) for key, (ids, _) in opened.rows().items()}
         seen = {key: ids for key, ids in training.ids_between(first, last).items() if ids}
         assert rows == seen | {REPLICATED: set(range(len(now[REPLICATED])))}

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ from torchrec_bls.direct.arguments import check_is_version
 from torchrec_bls.direct.dense_weights import is_plain
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.errors import PoisonedError, named
+from torchrec_bls.lookup_notes import LookupNotes
 
 _T = TypeVar("_T")
 
@@ -79,9 +81,10 @@ class DeltaWriter:
         ...
         writer.write("step-1200")
 
-    TorchRec's ModelDeltaTracker notes which rows are looked up, from here on. The model may have
-    one already, which nobody else reads. Rows that anything else writes to are not noted: after
-    `load_state_dict`, for example, go on with a checkpoint as base.
+    TorchRec's ModelDeltaTracker tells which rows are looked up, from here on. The model may have
+    one already, which nobody else reads: it learns of lookups when a delta is written. Rows that
+    anything else writes to are not noted: after `load_state_dict`, for example, go on with a
+    checkpoint as base.
 
     Tables of data_parallel plans and of the kernel "dense" are written as a whole, since their
     optimizer may change all rows.
@@ -105,6 +108,7 @@ class DeltaWriter:
         self._tables = _tables_of(model, self._tracker)
         # The last writer of a model has its ids.
         self._mark = self._tracker.bls_writer = object()
+        self._notes = LookupNotes(self._tracker)
         self._tracker.clear()
         self._tracker.step()  # what is looked up from now on is not what was read before
         # Ids that are in no delta yet, within the rank's shard, by the table's name in the tracker.
@@ -141,7 +145,7 @@ class DeltaWriter:
             OSError: this rank can't write.
             PoisonedError: another rank has failed; the text says how.
         """
-        digits = secrets.token_hex(_DIGITS // 2)
+        digits, trained = secrets.token_hex(_DIGITS // 2), time.time()
         asked = self._on_all_ranks(lambda: self._checked(version, base, digits))
         given = {(each.version, each.base) for each in asked}
         if len(given) > 1:
@@ -150,7 +154,7 @@ class DeltaWriter:
                 "same on all ranks, and the name of a new checkpoint as base"
             )
         known_base, digits = asked[0].base, asked[0].digits
-        head = Head(f"{version}@{digits}", known_base, self._rank, self._ranks)
+        head = Head(f"{version}@{digits}", known_base, self._rank, self._ranks, trained)
         folder = self._directory / f".{version}{DELTA_SUFFIX}.{digits}"
         try:
             self._on_all_ranks(lambda: self._write_own(folder, head))
@@ -254,6 +258,7 @@ class DeltaWriter:
     def _take_ids(self) -> None:
         """Takes the ids out of the tracker."""
         self._may_lack_ids = True
+        self._notes.tell_tracker()
         # TorchRec can't tell that nothing was looked up.
         nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
         for table in self._tables.values():

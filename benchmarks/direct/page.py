@@ -169,3 +169,46 @@ def service_tables_section(record: Record) -> str:
     times = ["attach, s", "first answer, s", "switch, s", "its first answer, s"]
     by_size = page.table(["INT8 rows, GiB", *times, "page tables, KiB"], rows)
     return page.section(record, loads, refresh, by_size)
+
+
+def row_refresh_section(record: Record) -> str:
+    """Deltas beside whole versions, and batches beside deltas."""
+    settings, results = record["settings"], record["results"]
+    whole = results["whole_s"]["median"]
+    written = results["written_s"]["median"]
+    forwards = {name: each["median"] for name, each in results["forward_ns"].items()}
+    rows = [
+        [
+            what,
+            page.median_and_range(results[key]),
+            f"{100 * results[key]['median'] / whole:.1f}",
+            f"{results[key]['median'] / written:.1f}",
+        ]
+        for what, key in (
+            ("a whole version", "whole_s"),
+            ("the first delta after it", "first_delta_s"),
+            (f"the second one, {settings['rest_s']:g} s later", "second_delta_s"),
+            ("all from the second one on", "delta_s"),
+            ("writing as many rows twice, by a process alone", "written_s"),
+        )
+    ]
+    batches = [
+        [kind, f"{of['count']:,}", *(f"{of[each]:.2f}" for each in ("p50", "p99", "p99.9"))]
+        for kind, of in results["batches"].items()
+    ]
+    return page.section(
+        record,
+        f"26 float tables, {settings['gib']:g} GiB; a delta has {settings['percent']:g} % of their "
+        f"rows, scattered. Seconds from the call until {settings['readers']} readers, which run "
+        "batch after batch, have had one of the version, median and range:",
+        page.table(["", "seconds", "% of a whole version", "times writing the rows twice"], rows),
+        f"The tables' memory in all processes is {results['memory_times']:.2f} times the tables, "
+        "once the readers have left the whole version. A delta every "
+        f"{settings['every_s']:g} s, and another process that writes as many rows as often, take "
+        "turns; the p99.9 beside deltas is "
+        f"{interval(results['over_writes_p99_9'])} times that beside writes. Batches of 128:",
+        page.table(["beside", "batches", "median, ms", "p99, ms", "p99.9, ms"], batches),
+        "A forward of 26 bags with an id each takes "
+        f"{forwards['rows'] - forwards['whole']:.0f} ns of the processor more where rows may be "
+        f"refreshed, of {forwards['whole'] / 1e3:.1f} µs, medians.",
+    )

@@ -110,13 +110,18 @@ def _page_tables_kib() -> int:
 
 
 @contextlib.contextmanager
-def _process(work: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """Runs work in a fresh process, which has this end of a connection; it is killed at the end."""
+def process_of(
+    work: Callable[..., None], *arguments: Any, pids: list[int] | None = None
+) -> Iterator[Any]:
+    """Runs work in a fresh process, which has this end of a connection; it is killed at the end.
+    Its number is put into `pids`."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=work, args=(there, *arguments), daemon=True)
     process.start()
     there.close()
+    if pids is not None and process.pid is not None:
+        pids.append(process.pid)
     try:
         yield here
     finally:
@@ -125,7 +130,8 @@ def _process(work: Callable[..., None], *arguments: Any) -> Iterator[Any]:
         process.join()
 
 
-def _answer_of(connection: Any) -> Any:
+def told_by(connection: Any) -> Any:
+    """What a process says next."""
     if not connection.poll(_DEADLINE_S):
         raise RuntimeError(f"no answer within {_DEADLINE_S} s")
     return connection.recv()
@@ -178,19 +184,19 @@ def measure_size(gib: float, switches: int, attaches: int) -> dict[str, Any]:
     switches_s = []
     with tempfile.TemporaryDirectory(prefix="bls-tables-") as folder:
         path = str(Path(folder) / "tables")
-        with _process(_keep, path, rows) as owner:
-            _answer_of(owner)
+        with process_of(_keep, path, rows) as owner:
+            told_by(owner)
             for _ in range(attaches):
-                with _process(_read, path, rows) as reader:
-                    readers.append(_answer_of(reader))
+                with process_of(_read, path, rows) as reader:
+                    readers.append(told_by(reader))
             if switches:
-                with _process(_read, path, rows) as reader:
-                    _answer_of(reader)
+                with process_of(_read, path, rows) as reader:
+                    told_by(reader)
                     for number in range(2, 2 + switches):
                         reader.send(str(number))
                         owner.send(number)
-                        _answer_of(owner)
-                        switches_s.append(_answer_of(reader))
+                        told_by(owner)
+                        switches_s.append(told_by(reader))
     result: dict[str, Any] = {"gib": gib}
     for name in readers[0] if readers else ():
         result[name] = Spread([each[name] for each in readers])
@@ -315,10 +321,10 @@ def measure_load(gib: float, times: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bls-tables-") as folder:
         write_checkpoint(Path(folder) / "first", rows)
         write_checkpoint(Path(folder) / "second", rows, _CHANGED)
-        with _process(_load, folder, rows, times) as process:
-            result = _answer_of(process)
-        with _process(_torchrec, folder, rows) as process:
-            result["torchrec"] = _answer_of(process)
+        with process_of(_load, folder, rows, times) as process:
+            result = told_by(process)
+        with process_of(_torchrec, folder, rows) as process:
+            result["torchrec"] = told_by(process)
     return {"float_gib": gib, **result}
 
 

@@ -7,7 +7,6 @@ either's package.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -72,7 +71,7 @@ def _place_native_code(library: Path) -> None:
     """
     copy = library.with_name(f"{library.name}.copy")
     shutil.copy2(library, copy)
-    os.replace(copy, library)
+    copy.replace(library)
 
 
 def _last_line(command: list[str]) -> str:

@@ -76,6 +76,31 @@ def speedups(record: Record) -> dict[int, list[float]]:
     return of_ranks
 
 
+def tracking_section(record: Record) -> str:
+    """Forwards in training that note their ids, and that do not."""
+    rows = []
+    for result in record["results"]:
+        row = [module_of(result), result["ranks"], result["batch"]]
+        for name in ("ours", "torchrec"):
+            row += [
+                f"{result['ms'][f'{name} nothing']['median']:.2f}",
+                *(
+                    interval(result["ratios"][f"{name} {way}"])
+                    for way in ("DeltaWriter", "tracker")
+                ),
+            ]
+        rows.append(row)
+    header = ["module", "ranks", "batch", "ours", "with DeltaWriter", "with the tracker alone"]
+    header += ["TorchRec", "with DeltaWriter", "with the tracker alone"]
+    return page.section(
+        record,
+        "Forward in training, ms, median, one id a feature and sample. With a DeltaWriter and with "
+        "TorchRec's tracker in the forward: multiples of it, ratios of medians with 95 % "
+        "intervals:",
+        page.table(header, rows),
+    )
+
+
 def plot(path: Path, record: Record, label: str) -> None:
     """Draws the speed-ups of each module and number of ranks on a line, by the size of batches."""
     lines = defaultdict(list)

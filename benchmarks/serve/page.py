@@ -4,6 +4,7 @@ from typing import Any
 
 from benchmarks.harness import page
 from benchmarks.harness.record import Record
+from benchmarks.serve import shape
 from benchmarks.serve.outcome import PERCENTILES
 
 
@@ -141,4 +142,28 @@ def fire_section(record: Record) -> str:
         record,
         f"Float tables, {record['settings']['rate']:g} requests/s, two workers:",
         page.table(header, rows),
+    )
+
+
+def freshness_section(record: Record) -> str:
+    """Seconds from a step of a training until its files are written, and until answers have it."""
+    settings, results = record["settings"], record["results"]
+    told = ", ".join(f"{seconds:.2f} s" for seconds in results["told_s"].values())
+    rows = [
+        [what, *(f"{results[key][name]:.2f}" for name in ("median", "q3", "max"))]
+        for what, key in (
+            ("until the delta is written", "written_s"),
+            ("until the first answer of a worker", "first_answer_s"),
+            ("until answers of all callers", "all_answer_s"),
+        )
+    ]
+    firsts = " and ".join(f"{each:.2f}" for each in results["of_the_first_s"])
+    return page.section(
+        record,
+        f"{settings['deltas']} deltas of {settings['changed']:,} rows in {shape.TABLES} tables of "
+        f"{settings['rows']:,}, one every {settings['every_s']:g} s; seconds from the end of the "
+        f"step. The two deltas before them took {firsts} s until answers of all callers. The "
+        f"workers' own metric says {told} on average. {results['wrong']} of "
+        f"{results['answers']} answers differ from the training's by more than 1e-5.",
+        page.table(["", "median", "third quartile", "longest"], rows),
     )

@@ -17,7 +17,7 @@ TABLE = torch.arange(80.0).view(10, 8)
 
 
 def head(rank: int = 0, ranks: int = 2, name: str = "two@1", base: str = "one") -> Head:
-    return Head(name, base, rank, ranks)
+    return Head(name, base, rank, ranks, trained=1.7e9 - rank)
 
 
 def part(ids: list[int], *columns: tuple[int, int]) -> TablePart:
@@ -42,6 +42,7 @@ def write(folder: Path) -> Path:
 def test_the_parts_of_all_ranks_are_joined(tmp_path: Path) -> None:
     with Delta(write(tmp_path)) as delta:
         assert (delta.version, delta.base) == ("two@1", "one")
+        assert delta.trained == 1.7e9 - 1  # of the first rank
         rows, dense = delta.rows(), delta.dense()
     assert {name: ids.tolist() for name, (ids, _) in rows.items()} == {
         **{"rows": [1, 4, 5, 9], "columns": [0, 3], "alone": [2]}

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -35,35 +34,6 @@ def in_thread(work: Callable[[], Any], name: str = "other") -> threading.Thread:
     thread = threading.Thread(target=work, name=name)
     thread.start()
     return thread
-
-
-class Pin:
-    """Something that a forward keeps."""
-
-
-def test_what_a_forward_keeps_goes_with_its_end() -> None:
-    gate = Gate()
-    pins: list[weakref.ref[Pin]] = []
-
-    def keep_one() -> None:
-        pin = Pin()
-        pins.append(weakref.ref(pin))
-        gate.keep(len(pins), pin)
-        assert gate.kept(len(pins)) is pin and gate.kept(0) is None
-        del pin
-        forward(gate, lambda: None)  # of the same model, inside
-        gate.let_go()
-        assert pins[-1]() is not None and gate.kept(len(pins)) is not None
-
-    forward(gate, keep_one)
-    assert pins[-1]() is None
-    forward(gate, keep_one, leave=False)
-    assert pins[-1]() is not None
-    gate.let_go()
-    assert pins[-1]() is None and gate.kept(len(pins)) is None
-    forward(gate, keep_one, leave=False)
-    forward(gate, lambda: None)
-    assert pins[-1]() is None and gate.running() == {}
 
 
 def test_a_change_waits_for_the_forwards_inside_and_no_other_begins() -> None:

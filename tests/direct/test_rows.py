@@ -34,6 +34,7 @@ from torchrec_bls import _native, keeper, publish_rows, serving_state, version_o
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.row_copies import RowCopies
 from torchrec_bls.direct.serving.publisher import Publisher
+from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.errors import BLSError, PeerTimeoutError
 
 REFRESHED = "tests.direct.refreshed"
@@ -96,9 +97,48 @@ def test_a_reader_without_batches_keeps_nobody_waiting(tmp_path: Path) -> None:
         processes.call("keeper", go_on_until, 2, 6)
         processes.call("idle", nodes.check)
         processes.call("idle", nodes.go_over, 6)
+        processes.call("idle", rest)
         with stopped(processes, "idle"):
             processes.call("keeper", go_on_until, 7, 9)
         processes.call("idle", nodes.check, 9)
+
+
+def rest(node: Node) -> None:
+    """Waits until this process pins nothing, since it has called no model for a while."""
+    pins = ServedModel.of(node.model)._pins
+    until(lambda: pins.held[0] == 0)
+
+
+def publish_one_row(node: Node, number: int) -> None:
+    delta = {TABLE: (torch.tensor([3]), torch.full((1, 8), float(number)))}
+    kept(node).publish_rows(delta, version=str(number), base=str(number - 1), deadline=DEADLINE)
+
+
+def windows_of(node: Node, number: int) -> list[int]:
+    """Looks batches up until a version serves; returns the windows of both sides once they are
+    mapped, by their identities."""
+
+    def serves() -> bool:
+        with torch.no_grad():
+            node.model(node.batches[0])
+        return version_of(node.model) == str(number)
+
+    until(serves)
+    [bags, *_] = ServedModel.of(node.model).reads
+    until(lambda: len(bags.tables.windows.all) == 2)
+    assert bags.generation.window in bags.tables.windows.all
+    return sorted(map(id, bags.tables.windows.all))
+
+
+def test_the_other_side_is_mapped_before_a_version_is_there(tmp_path: Path) -> None:
+    with processes_of(tmp_path, REFRESHED, "keeper", "reader") as processes:
+        processes.call("keeper", keep, 1)
+        processes.call("reader", nodes.join, KEEPER)
+        processes.call("keeper", publish_one_row, 2)
+        mapped = processes.call("reader", windows_of, 2)
+        for number in (3, 4):
+            processes.call("keeper", publish_one_row, number)
+            assert processes.call("reader", windows_of, number) == mapped
 
 
 def stay_inside(node: Node) -> None:

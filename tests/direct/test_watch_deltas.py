@@ -16,7 +16,7 @@ from tests.direct import served
 from tests.direct.nodes import until
 from tests.direct.test_watch import IDS, SECOND, TABLE, Model, shown, weights_of, write
 from tests.processes import run
-from torchrec_bls import Keeper, Watch, keeper, watch
+from torchrec_bls import Keeper, Watch, keeper, serving_state, watch
 from torchrec_bls.checkpoints import Head, TablePart, write_part
 from torchrec_bls.errors import PeerTimeoutError
 
@@ -38,7 +38,7 @@ def write_delta(
     """Writes a delta whose last file is of a time; returns the version that it makes."""
     path, version = folder / f"{name}.delta", f"{name}@0a0b0c0d"
     path.mkdir()
-    write_part(path, Head(version, base, 0, 1), tables, dense or {})
+    write_part(path, Head(version, base, 0, 1, 1.7e9), tables, dense or {})
     for file in path.iterdir():
         os.utime(file, ns=(seconds * SECOND, seconds * SECOND))
     return version
@@ -91,6 +91,7 @@ def test_a_delta_that_does_not_pass_its_probe_is_not_served(kept: Keeper, folder
 def test_a_chain_is_followed_by_its_bases(kept: Keeper, folder: Path, watched: Watch) -> None:
     """Not by times or names. Each step has its own rows."""
     write(folder / "step-1", 1, 100)
+    assert watched.look() and serving_state(kept.model).trained == 100
     second = write_delta(folder, "step-9", "step-1", 105, {TABLE: rows(2, ALL[:2])})
     third = write_delta(folder, "step-3", second, 104, {TABLE: rows(3, ALL[1:3])})
     assert watched.look() and kept.version == third
@@ -99,6 +100,7 @@ def test_a_chain_is_followed_by_its_bases(kept: Keeper, folder: Path, watched: W
         ids = type(IDS)(["f"], ALL, lengths=torch.ones(5, dtype=torch.int64))
         assert kept.model(ids)[:, 0].tolist() == [2, 3, 3, 1, 1]
     assert not watched.look() and watched.problem == ""
+    assert serving_state(kept.model).trained == 1.7e9
     fourth = write_delta(folder, "step-4", third, 106, {TABLE: rows(4)})
     assert watched.look() and kept.version == fourth and shown(kept) == 4
     assert [each.path.name for each in watched.published] == ["step-1"]
@@ -272,7 +274,7 @@ def cut(path: Path) -> None:
 def remove_one(path: Path) -> None:
     [file] = path.iterdir()
     file.unlink()
-    write_part(path, Head("two@0a0b0c0d", "first", 1, 2), {TABLE: rows(2)}, {})
+    write_part(path, Head("two@0a0b0c0d", "first", 1, 2, 1.7e9), {TABLE: rows(2)}, {})
 
 
 @pytest.mark.parametrize("damage", [cut, remove_one])

@@ -32,6 +32,7 @@ ROW_RULES = {
     "AWAIT": "the wait for pins",
     "DIRTY": "the rows of an attempt that failed",
     "IDENTITY": "the look whether who has pinned lives",
+    "RESTORE": "the look for forwards that count on a pin which is let go of",
 }
 MIXED_ROWS = r"a batch of version \d has row \d of version \d in place of \d"
 VERSION_RULES = {
@@ -323,13 +324,14 @@ def instances() -> Iterator[Instance]:
     yield from rows(processes=2, serials=2)
     yield from rows(serials=2, whole=1, deaths=1)
     yield from rows(processes=2, slow=True)
-    yield from rows(processes=2, serials=2, deadlines=True, kills=1, slow=True)
+    yield from rows(processes=2, serials=2, kills=1, slow=True)
     yield from rows(whole=1, deaths=1, slow=True)
     yield from rows(without="CHECK")
     yield from rows(without="MARK")
     yield from rows(without="AWAIT")
     yield from rows(deadlines=True, without="DIRTY")
     yield from rows(kills=1, without="IDENTITY")
+    yield from rows(without="RESTORE")
     yield from forwards(2, forwards=3)
     yield from forwards(2, forwards=3, interrupts=True, slow=True)
     yield from forwards(2, bound=1, faults=2, interrupts=True)

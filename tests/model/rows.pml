@@ -14,6 +14,7 @@
  *   AWAIT         0: the keeper does not wait for those that have pinned the copy
  *   DIRTY         0: the keeper forgets the rows of an attempt that did not succeed
  *   IDENTITY      0: the pins of a process that has died count on
+ *   RESTORE       0: who takes a kept pin away does not look for forwards that may count on it
  */
 
 #define ROWS 2
@@ -34,11 +35,20 @@ byte right[(LAST + 1) * ROWS]; /* the same as it should be, in each version */
 byte pins[PROCESSES * 2]; /* of each process, by the side of the copy */
 byte taken[PROCESSES]; /* the version of the next forward of a process: of its dense weights, too */
 byte inside[PROCESSES]; /* its threads that have a forward under way */
+byte held[PROCESSES]; /* the version for which a process keeps its pin between forwards; 0: none */
+bool locked[PROCESSES]; /* a thread of a process changes what it keeps */
 bool dead[PROCESSES];
 byte pairs = 1; /* of copies that were ever made */
 bool keeper_dies;
 byte deaths, kills, wholes;
 bool keeper_is_done;
+
+inline drop(who) {
+  if
+  :: held[who] != 0 -> pins[who * 2 + SIDE(copy_of[held[who]])]--; held[who] = 0
+  :: else
+  fi
+}
 
 proctype Thread(byte process) {
   byte own, copy, row;
@@ -49,20 +59,32 @@ end:
        d_step { own = taken[process]; inside[process]++; copy = copy_of[own] };
        do
        :: constant[copy] -> break
-       :: !constant[copy] ->
+       :: !constant[copy] && held[process] == own -> break /* since an earlier forward */
+       :: !constant[copy] && held[process] != own ->
+          atomic { !locked[process] -> locked[process] = true };
+          if
+          :: held[process] == own -> locked[process] = false; break
+          :: else
+          fi;
           pins[process * 2 + SIDE(copy)]++;
           if
-          :: !CHECK || version[SIDE(copy)] == own -> break
+          :: !CHECK || version[SIDE(copy)] == own ->
+             d_step { drop(process); held[process] = own; locked[process] = false };
+             break
           :: else ->
              /* A later version serves: the process changes to it. */
              d_step {
                assert(announced > own);
                pins[process * 2 + SIDE(copy)]--;
+               locked[process] = false;
                inside[process]--
              };
              atomic {
-               inside[process] == 0 || taken[process] != own ->
-               taken[process] = (taken[process] == own -> announced : taken[process]);
+               (inside[process] == 0 && !locked[process]) || taken[process] != own ->
+               if
+               :: taken[process] == own -> taken[process] = announced; drop(process)
+               :: else
+               fi;
                own = taken[process];
                inside[process]++;
                copy = copy_of[own]
@@ -84,10 +106,6 @@ end:
        :: row == ROWS -> break
        od;
        atomic {
-         if
-         :: !constant[copy] -> pins[process * 2 + SIDE(copy)]--
-         :: else
-         fi;
          inside[process]--;
          row = 0; own = 0; copy = 0
        }
@@ -96,15 +114,35 @@ end:
   unless { dead[process] }
 }
 
-/* The thread of a process that follows: it has the next forward change the version. */
+/* The thread of a process that follows: it has the next forward change the version, and lets go of
+   a pin that no forward needs. It does so at any time here. */
 proctype Follower(byte process) {
+  byte away;
+  {
 end:
-  do
-  :: atomic {
-       taken[process] != announced && inside[process] == 0 && !dead[process] ->
-       taken[process] = announced
-     }
-  od
+    do
+    :: atomic {
+         taken[process] != announced && inside[process] == 0 && !locked[process] ->
+         taken[process] = announced;
+         drop(process)
+       }
+    :: atomic {
+         held[process] != 0 && !locked[process] ->
+         locked[process] = true;
+         away = held[process];
+         held[process] = 0
+       };
+       d_step {
+         if
+         :: RESTORE && inside[process] != 0 -> held[process] = away
+         :: else -> pins[process * 2 + SIDE(copy_of[away])]--
+         fi;
+         away = 0;
+         locked[process] = false
+       }
+    od
+  }
+  unless { dead[process] }
 }
 
 proctype Keeper() {

@@ -251,7 +251,8 @@ def _index(folder: Path) -> Path:
     address = (1, 2, 3, 4, 8192)
     pieces = [PieceRecord(address, "step 2", "0a" * 64), PieceRecord(address, "step 3", "")]
     path = folder / "index.json"
-    path.write_bytes(msgspec.json.encode(IndexRecord(pieces, Facts(1.7e9, 0.5, 4096, 4096))))
+    facts = Facts(1.7e9, 0.5, 4096, 4096, 1.6e9)
+    path.write_bytes(msgspec.json.encode(IndexRecord(pieces, facts)))
     return path
 
 
@@ -289,7 +290,7 @@ def _delta(folder: Path) -> Path:
     path = folder / "rank-0-of-1.safetensors"
     path.unlink(missing_ok=True)
     part = TablePart(torch.tensor([1, 3]), {0: torch.ones(2, 3), 3: torch.ones(2, 5)})
-    write_part(folder, Head("step-2@1", "step-1", 0, 1), {"t": part}, _tensors())
+    write_part(folder, Head("step-2@1", "step-1", 0, 1, 1.7e9), {"t": part}, _tensors())
     return path
 
 

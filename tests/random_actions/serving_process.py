@@ -9,7 +9,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -97,14 +97,26 @@ def act(node: Node, seed: int, actions: int, others: list[object]) -> Counter[st
         actions: how many.
         others: names by which others offer their tables.
     """
+    return act_by(_WEIGHTS, _ACTIONS, node, seed, actions, others)
+
+
+def act_by(
+    weights: Mapping[str, float],
+    by_name: Mapping[str, Callable[[Node, random.Random, Any], str]],
+    node: Node,
+    seed: int,
+    actions: int,
+    others: Any = None,
+) -> Counter[str]:
+    """Does that many actions, drawn by their weights. See `act`."""
     draw, counts = random.Random(seed), Counter[str]()
     for number in range(actions):
-        [name] = draw.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+        [name] = draw.choices(list(weights), list(weights.values()))
         # Says where, if the action does not end.
         faulthandler.dump_traceback_later(_LONGEST)
         began = time.monotonic()
         try:
-            counts[_ACTIONS[name](node, draw, others)] += 1
+            counts[by_name[name](node, draw, others)] += 1
         except Exception as error:
             raise AssertionError(f"action {number} of seed {seed}, {name}: {error!r}") from error
         assert time.monotonic() - began < _LONGEST, f"action {number} of seed {seed}, {name}"
@@ -228,7 +240,7 @@ def _interrupt(node: Node, draw: random.Random, others: list[object]) -> str:
     # Not `offer`: nobody could close what was interrupted on its way to its variable.
     action = draw.choice([_look, _ask, _publish, _publish_in_place, _publish_for, _attach_and_drop])
     try:
-        with _interrupted_after(draw.uniform(0.0, 0.004)):
+        with interrupted_after(draw.uniform(0.0, 0.004)):
             action(node, draw, others)
     except KeyboardInterrupt:
         return INTERRUPT
@@ -236,7 +248,7 @@ def _interrupt(node: Node, draw: random.Random, others: list[object]) -> str:
 
 
 @contextmanager
-def _interrupted_after(seconds: float) -> Iterator[None]:
+def interrupted_after(seconds: float) -> Iterator[None]:
     """Raises KeyboardInterrupt in what this package does in this context: torch itself does not
     stand one everywhere."""
     is_inside = True

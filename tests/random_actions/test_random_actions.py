@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from tests.processes import run
-from tests.random_actions import serving
+from tests.random_actions import rows, serving
 from tests.random_actions.births import WHATS, give_birth
 from tests.random_actions.check import check
 from tests.random_actions.life import Life
@@ -32,6 +32,11 @@ def test_first_forwards_give_right_rows_whatever_happens_at_them() -> None:
     births = 2 * len(WHATS)
     for counts in run(2, give_birth, 0, births, WHATS, deadline=120):
         assert counts.total() == births
+
+
+@pytest.mark.parametrize("seed", [2, 3], ids=["float tables", "quantized tables"])
+def test_batches_are_of_one_version_whatever_happens_to_rows(seed: int) -> None:
+    assert rows.live(seed, rounds=3, publications=15, reads=40).total() > 300
 
 
 @pytest.mark.parametrize("seed", [2, 3], ids=["float tables", "quantized tables"])

@@ -122,7 +122,8 @@ def write_delta(folder: Path, version: int, base: str, *, nan: bool = False) -> 
     dense = {name: value for name, value in made.items() if name not in tables}
     hidden = folder / f".{version}"
     hidden.mkdir()
-    write_part(hidden, Head(f"v{version}", base, rank=0, ranks=1), tables, dense)
+    head = Head(f"v{version}", base, rank=0, ranks=1, trained=time.time())
+    write_part(hidden, head, tables, dense)
     return hidden.rename(folder / f"v{version}{DELTA_SUFFIX}")
 
 

@@ -12,6 +12,7 @@ _STATE = ServingState(
     serial=3,
     published=1.7e9,
     age=252.0,
+    trained=1.7e9 - 2.5,
     publish_seconds=1.25,
     bytes_written=3 << 20,
     bytes_reused=5 << 30,

@@ -59,6 +59,25 @@ def test_a_lone_request_does_not_wait(engine: Engine, model: Model) -> None:
     assert model.batches == [[1, 2]]
 
 
+def test_the_observer_is_told_of_the_first_batch_of_each_version(
+    engine: Engine, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        engine._observer,
+        "changed_version",
+        lambda: told.append((model.version, len(model.batches))),
+    )
+
+    async def ask() -> None:
+        for version in "112231":
+            model.version = version
+            await submit(engine, [1]).answer
+
+    served(engine, ask)
+    assert told == [("1", 0), ("2", 3), ("3", 5), ("1", 6)]
+
+
 def test_many_requests_keep_their_own_answers(engine: Engine) -> None:
     generator = random.Random(0)
 

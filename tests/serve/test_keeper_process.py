@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -35,6 +36,24 @@ def version_in(answer: Answered) -> int:
 
 def served(service: Running) -> int:
     return version_in(by_json(service, CASE.ragged()))
+
+
+def check_freshness(service: Running, began: float) -> None:
+    """The service says how long the last version took to its first answer, at most until now."""
+    count, total = (
+        service.metric(f"torchrec_bls_freshness_seconds_{each}") for each in ("count", "sum")
+    )
+    assert count >= 1 and total > 0
+    trained = service.metric("torchrec_bls_version_trained_timestamp_seconds", max)
+    assert began - 5 < trained < time.time()
+    [shown] = re.findall(r"From training to answers</dt><dd>(.*?)</dd>", page_of(service))
+    number, unit = shown.split()
+    seconds = float(number) / {"ms": 1000, "s": 1}[unit]
+    assert 0 < seconds < time.time() - trained + 0.1
+
+
+def page_of(service: Running) -> str:
+    return service.request("GET", "/")[2].decode()
 
 
 @contextmanager
@@ -112,7 +131,9 @@ def test_deltas_are_served_one_after_the_other(watched: Running, folder: Path):
             before = served(watched)
             [version] = watched.get(f"/v2/models/{watched.name}")["versions"]
             ranker.write_delta(folder / "new", before + 1, version)
+            began = time.time()
             until(lambda expected=before + 1: served(watched) == expected)
+            check_freshness(watched, began)
         # A checkpoint goes on from there.
         ranker.write_checkpoint(folder / "new", before + 2)
         until(lambda: served(watched) == before + 2)
@@ -131,7 +152,7 @@ def test_a_version_without_scores_is_not_served(watched: Running, folder: Path, 
         assert served(watched) == before
         assert watched.metric("torchrec_bls_failed_refreshes_total") >= 1
         assert "nan at" in watched.log
-        assert f"v{before + 1}" in watched.request("GET", "/")[2].decode()
+        assert f"v{before + 1}" in page_of(watched)
         ranker.write_checkpoint(folder / "new", before + 2)
         until(lambda: served(watched) == before + 2)
         until(lambda: watched.metric("torchrec_bls_refresh_problem") == 0)

@@ -54,6 +54,29 @@ def test_batches_are_compared_with_their_predictions() -> None:
     assert values["batch_seconds_over_predicted_sum"] == pytest.approx(1.5)
 
 
+def test_freshness_is_of_changes_to_newer_weights() -> None:
+    states = [made_up_state(trained=None)]
+    observer = Observer(lambda: states[-1])
+
+    def change(trained: float | None) -> None:
+        states.append(made_up_state(trained=trained))
+        observer.changed_version()
+
+    now = time.time()
+    change(now - 500)  # what it began with
+    assert observer.freshness is None and scrape(observer)["freshness_seconds_count"] == 0
+    change(now - 1.2)
+    change(now - 500)  # somebody has gone back
+    change(None)
+    change(now - 1.2)  # and returns
+    values = scrape(observer)
+    assert values["freshness_seconds_count"] == 1
+    assert 1.2 <= values["freshness_seconds_sum"] == observer.freshness < 30
+    assert values["freshness_seconds_bucket{le=1.0}"] == 0
+    change(now + 3600)  # by a clock that is ahead
+    assert observer.freshness == 0
+
+
 def test_work_and_refreshes_are_read_at_each_scrape() -> None:
     facts: dict[str, Any] = {
         "waiting": 0,

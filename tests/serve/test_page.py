@@ -52,17 +52,20 @@ def parsed(
     status: Status | None = None,
     why_not_ready: str = "",
     up_s: float = 90.0,
+    freshness: float | None = 1.4,
     **state: Any,
 ) -> Parsed:
     counts, told = tally or tally_of(), status or made_up_status()
-    return Parsed(page(name, made_up_state(**state), counts, told, why_not_ready, 20.0, up_s))
+    shown = made_up_state(**state)
+    return Parsed(page(name, shown, counts, told, why_not_ready, 20.0, up_s, freshness))
 
 
 def test_it_shows_version_age_and_the_last_refresh() -> None:
     text = parsed(status=made_up_status(Refreshes(failed=2))).text
     assert "ranker ready" in text
     assert "Version step-7@0a1b2c3d Age of the version 4 min 12 s Up 1 min 30 s" in text
-    assert "Took 1.2 s Written 3.0 MiB Reused 5.0 GiB Failed refreshes 2" in text
+    assert "From training to answers 1.4 s Took 1.2 s Written 3.0 MiB Reused 5.0 GiB" in text
+    assert "Failed refreshes 2" in text
     assert "deadline is 20 ms" in text
 
 
@@ -149,7 +152,7 @@ def test_it_loads_nothing_from_elsewhere() -> None:
     for tag, attributes in parsed().tags:
         assert "src" not in attributes, tag
         assert not re.match(r"(\w+:)?//", attributes.get("href") or ""), tag
-    text = page("ranker", made_up_state(), tally_of(), made_up_status(), "", 20.0, 1.0)
+    text = page("ranker", made_up_state(), tally_of(), made_up_status(), "", 20.0, 1.0, None)
     assert "http://" not in text and "https://" not in text and "url(" not in text
 
 

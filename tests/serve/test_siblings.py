@@ -19,7 +19,7 @@ def report_of(answers: int) -> Report:
     observer = Observer(lambda: None)
     for _ in range(answers):
         observer.ended(Outcome.OK, 0.0, 0.001)
-    return Report(observer.tally.told(), observer.exposition().decode())
+    return Report(observer.tally.told(), observer.exposition().decode(), observer.freshness)
 
 
 def test_metrics_of_several_have_the_number_of_their_worker() -> None:

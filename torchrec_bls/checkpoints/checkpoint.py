@@ -22,11 +22,13 @@ class Checkpoint(Mapping[str, Rows]):
         path: file or folder of the checkpoint.
         identity: digest in hexadecimals of names, inodes, sizes and times of its files. It tells a
             checkpoint from another one in the same place, without reading either.
+        written: when the last of its files was written, in seconds since 1970.
     """
 
     def __init__(self, path: Path, entries: Mapping[str, Rows | str], files: Files) -> None:
         self.path = path
         self.identity = files.identity()
+        self.written = files.written()
         self._entries = entries
         self._files = files
 

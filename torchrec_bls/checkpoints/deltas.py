@@ -25,7 +25,7 @@ import torch
 from torchrec_bls.checkpoints.files import Files
 from torchrec_bls.checkpoints.rows import Rows
 from torchrec_bls.checkpoints.safetensors import SafetensorsFile, read_file, write_file
-from torchrec_bls.records import Format, Positive, Record, Whole, decode
+from torchrec_bls.records import Amount, Format, Positive, Record, Whole, decode
 
 #: How the name of a delta ends.
 DELTA_SUFFIX = ".delta"
@@ -45,6 +45,7 @@ class Head(Record):
         base: version that it is to be applied to.
         rank: rank that has written the file.
         ranks: number of ranks, each of which has written one.
+        trained: when the rank's rows were as they are here, in seconds since 1970.
         format: see Format.
         version: version of the format.
     """
@@ -53,6 +54,7 @@ class Head(Record):
     base: _Name
     rank: Whole
     ranks: Positive
+    trained: Amount
     format: str = "torchrec_bls delta"
     version: int = 1
 
@@ -120,6 +122,8 @@ class Delta:
         path: its folder.
         version: version that it makes.
         base: version that it is to be applied to.
+        trained: when the rows of the first rank were as they are here, in seconds since 1970 by
+            the clocks of the training's hosts.
         identity: digest of names, inodes, sizes and times of its files.
 
     Raises:
@@ -140,6 +144,7 @@ class Delta:
         opened = [(file, read_file(file, path, files)) for file in found]
         heads = [_head_of(file, of) for file, of in opened]
         self.version, self.base = heads[0].name, heads[0].base
+        self.trained = min(head.trained for head in heads)
         _check_are_all(path, heads)
         self._tables: dict[str, list[_StoredPart]] = defaultdict(list)
         self._dense: dict[str, Rows] = {}

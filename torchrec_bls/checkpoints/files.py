@@ -113,6 +113,10 @@ class Files:
         )
         return hashlib.sha256(repr(known).encode()).hexdigest()
 
+    def written(self) -> float:
+        """Returns when the last one was written, in seconds since 1970; 0 without files."""
+        return max((state.modified_ns for state in self._states.values()), default=0) / 1e9
+
     def close(self) -> None:
         """Closes all files, each once the reads of it are done."""
         with self._lock:

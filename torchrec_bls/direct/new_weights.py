@@ -119,6 +119,13 @@ def named_source(state_dict: Mapping[str, Any] | None) -> Iterator[None]:
         raise ValueError(f"checkpoint {path}: {error}") from error
 
 
+def trained_at(state_dict: Mapping[str, Any] | None) -> float | None:
+    """Returns when a training had new weights, in seconds since 1970; None if that is unknown.
+
+    A checkpoint does not say it. The last of its files was written later."""
+    return state_dict.written if isinstance(state_dict, CheckpointWeights) else None
+
+
 class CheckpointWeights(Mapping[str, Any]):
     """The entries of a checkpoint by their names in the state dict of a model.
 
@@ -127,10 +134,12 @@ class CheckpointWeights(Mapping[str, Any]):
 
     Attributes:
         path: path of the checkpoint.
+        written: see Checkpoint.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.path = checkpoint.path
+        self.written = checkpoint.written
         self._checkpoint = checkpoint
         self._prefix = ""
         self._outside: Mapping[str, Any] = {}

@@ -3,8 +3,9 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from torchrec_bls.direct.part_index import (
     digests_in,
     digests_told,
     make_index,
+    other_side,
     read_index,
 )
 from torchrec_bls.direct.pieces import Cut, Piece
@@ -62,6 +64,7 @@ class OwnerPart:
         facts: facts of its publication.
         drained_for: see IndexRecord.
         side: see IndexRecord.
+        others: addresses of the copies on the other side, by the numbers of their pieces.
     """
 
     label: Label
@@ -71,6 +74,7 @@ class OwnerPart:
     facts: Facts
     drained_for: str = ""
     side: Side | None = None
+    others: Mapping[int, Address] = field(default_factory=dict)
 
     @classmethod
     def make(
@@ -81,6 +85,7 @@ class OwnerPart:
         dense: Mapping[str, Any] | None,
         before: Mapping[int, HeldPiece],
         huge_pages: HugePages,
+        trained: float | None = None,
     ) -> "OwnerPart":
         """Makes an owner's part of a version. Other processes do not know it yet.
 
@@ -91,6 +96,7 @@ class OwnerPart:
             dense: weights of the version that are published with the tables, by name.
             before: pieces of another version by number, which stay if they have the same content.
             huge_pages: what its pieces ask for, see huge_pages_for.
+            trained: see Facts.
 
         Raises:
             RendezvousError: there is no memory for it.
@@ -107,7 +113,7 @@ class OwnerPart:
                 reused += piece.size
             else:
                 written += piece.size
-        facts = Facts(time.time(), time.monotonic() - begin, written, reused)
+        facts = Facts(time.time(), time.monotonic() - begin, written, reused, trained)
         return cls.of_pieces(label, held, facts, dense)
 
     @classmethod
@@ -118,6 +124,7 @@ class OwnerPart:
         facts: Facts,
         dense: Mapping[str, Any] | None,
         side: Side | None = None,
+        others: Mapping[int, Address] = MappingProxyType({}),
     ) -> "OwnerPart":
         """Makes the part that consists of some pieces.
 
@@ -127,17 +134,20 @@ class OwnerPart:
             facts: facts of its publication.
             dense: weights of the version that are published with the tables, by name.
             side: side of the version, see IndexRecord.
+            others: addresses of the copies on the other side, by the numbers of their pieces.
 
         Raises:
             RendezvousError: there is no memory for its index.
             ValueError: dense weights can't be handed over.
         """
         listed = [
-            PieceRecord(each.segment.address, each.version, digests_told(each.digests))
-            for each in pieces
+            PieceRecord(
+                each.segment.address, each.version, digests_told(each.digests), others.get(number)
+            )
+            for number, each in enumerate(pieces)
         ]
         index, end = make_index(label, IndexRecord(listed, facts, side=side), dense)
-        return cls(label, index, end, tuple(pieces), facts, side=side)
+        return cls(label, index, end, tuple(pieces), facts, side=side, others=others)
 
     @classmethod
     def drained(cls, label: Label, version: str) -> "OwnerPart":
@@ -202,9 +212,40 @@ class OwnerPart:
                     f"but what was announced stays as it is: {CURE}"
                 )
             held.append(HeldPiece(segment, each.version, digests_in(each.digests)))
-        part = cls(label, index, end, tuple(held), record.facts, record.drained_for, record.side)
+        others = {
+            number: each.other
+            for number, each in enumerate(record.pieces)
+            if each.other is not None
+        }
+        part = cls(
+            label, index, end, tuple(held), record.facts, record.drained_for, record.side, others
+        )
         part.dense_weights()
         return part
+
+    def on_other_side(
+        self,
+        cut: Cut,
+        open_all: Callable[[Sequence[Address], Sequence[Label]], Iterable[_native.TableSegment]],
+    ) -> "OwnerPart":
+        """Returns a part of the copies on the other side, on which there may be no version.
+
+        Args:
+            cut: pieces of the owner's bytes.
+            open_all: see `of`.
+
+        Raises:
+            BLSError: a piece is not there any more, or is another one.
+        """
+        labels = [
+            self.label.of_piece(cut.pieces[number], self.pieces[number].version)
+            for number in self.others
+        ]
+        pieces = list(self.pieces)
+        opened = open_all(list(self.others.values()), labels)
+        for number, segment in zip(self.others, opened, strict=True):
+            pieces[number] = pieces[number]._replace(segment=segment)
+        return replace(self, pieces=tuple(pieces), side=other_side(self.side))
 
     def dense_weights(self) -> dict[str, Any] | None:
         """Returns the dense weights that were published with the tables, or None.

@@ -48,6 +48,11 @@ class Label(NamedTuple):
 Side = Literal[0, 1]
 
 
+def other_side(side: Side | None) -> Side:
+    """Returns the side of the version that follows one on a side, or on none."""
+    return 0 if side == 1 else 1
+
+
 class PieceRecord(Record):
     """A piece, as an index lists it.
 
@@ -55,11 +60,13 @@ class PieceRecord(Record):
         address: its address.
         version: version that made it.
         digests: digests of its steps, in hexadecimal digits, one behind the other.
+        other: address of its copy on the other side; None: both sides have this one.
     """
 
     address: Address
     version: str
     digests: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})*$")]
+    other: Address | None = None
 
 
 class Facts(Record):
@@ -70,12 +77,14 @@ class Facts(Record):
         seconds: how long that took.
         bytes_written: bytes of the pieces that were made for it.
         bytes_reused: bytes of the pieces that an earlier version had made.
+        trained: when a training had these weights, in seconds since the epoch. None: unknown.
     """
 
     published: Amount
     seconds: Amount
     bytes_written: Whole
     bytes_reused: Whole
+    trained: Amount | None = None
 
 
 class IndexRecord(Record):

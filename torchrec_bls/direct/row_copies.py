@@ -13,7 +13,7 @@ from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.one_thread import one_torch_thread
 from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart
-from torchrec_bls.direct.part_index import Label, Side, bytes_of
+from torchrec_bls.direct.part_index import Address, Label, Side, bytes_of
 from torchrec_bls.direct.row_deltas import RowDelta, RowDeltas
 from torchrec_bls.direct.shared_tables import RowBlock, SharedTables
 from torchrec_bls.lifetime import whole_at_forks
@@ -124,6 +124,11 @@ class RowCopies:
             copied[number][side] if number in copied else piece
             for number, piece in enumerate(serving.pieces)
         ]
+
+    def others(self, side: Side) -> dict[int, Address]:
+        """Returns the addresses of the copies that are not on a side, by number."""
+        other = 1 - side
+        return {number: each[other].segment.address for number, each in self._pair.pieces.items()}
 
     def announced(self, deltas: RowDeltas) -> None:
         """Notes that a delta serves. The other side lacks its rows, and no others."""

@@ -17,7 +17,7 @@ from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.new_weights import CheckpointWeights
 from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart, check_is_file
-from torchrec_bls.direct.part_index import Address, Label
+from torchrec_bls.direct.part_index import Address, Label, other_side
 from torchrec_bls.direct.pieces import Cut, Range
 from torchrec_bls.direct.process import Process, is_alive, this_process
 from torchrec_bls.direct.side_windows import SideWindows
@@ -100,6 +100,7 @@ class SharedTables(ABC):
         content: Content,
         dense: Mapping[str, Any] | None,
         before: Mapping[int, HeldPiece],
+        trained: float | None = None,
     ) -> OwnerPart:
         """Makes an owner's part of a version.
 
@@ -110,13 +111,15 @@ class SharedTables(ABC):
             dense: weights of the version that are published with the tables, by name.
             before: the owner's pieces of another version by number, which stay if they have the
                 same content.
+            trained: see Facts.
 
         Raises:
             RendezvousError: there is no memory for it.
             ValueError: the content is not possible.
         """
         label = Label(owner, version, self.digest)
-        return OwnerPart.make(label, self.cuts[owner], content, dense, before, self.huge_pages)
+        cut, huge_pages = self.cuts[owner], self.huge_pages
+        return OwnerPart.make(label, cut, content, dense, before, huge_pages, trained)
 
     def open(self, owner: int, serial: int, version: str) -> OwnerPart:
         """Maps the part that an owner has recorded for a version, whichever process holds it.
@@ -248,6 +251,25 @@ class SharedTables(ABC):
         if any(part.drained_for for part in parts):
             return Generation(version, serial, parts, [])
         return self._generation(version, serial, parts)
+
+    def map_other_side(self, generation: Generation) -> None:
+        """Maps the copies that the next version reads if it differs in rows, so that nobody waits
+        for that then.
+
+        Raises:
+            BLSError: they can't be mapped.
+        """
+        if generation.side is None:
+            return
+        others = [address for part in generation.parts for address in part.others.values()]
+        if not self.windows.shows(other_side(generation.side), {each[2:4] for each in others}):
+            parts = [
+                part.on_other_side(cut, self._open_pieces)
+                for part, cut in zip(generation.parts, self.cuts, strict=True)
+            ]
+            # No lookup reads it. Its window is kept.
+            self._generation(generation.version, generation.serial, parts)
+            self.held.add(generation.serial, self.windows.all)
 
     @abstractmethod
     def _generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> Generation:

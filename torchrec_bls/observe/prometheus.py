@@ -126,6 +126,11 @@ class ServingCollector(Collector):
             "When the version of the last batch was published.",
             labels=("process",),
         )
+        trained = GaugeMetricFamily(
+            "torchrec_bls_version_trained_timestamp_seconds",
+            "When a training had the weights of the version of the last batch.",
+            labels=("process",),
+        )
         took = GaugeMetricFamily(
             "torchrec_bls_publish_seconds",
             "Time that the publication of the version of the last batch took its slowest owner.",
@@ -215,6 +220,7 @@ class ServingCollector(Collector):
             small.add_metric((process,), state.small_page_bytes)
             for family, fact in (
                 (published, state.published),
+                (trained, state.trained),
                 (took, state.publish_seconds),
                 (written, state.bytes_written),
                 (reused, state.bytes_reused),
@@ -227,5 +233,6 @@ class ServingCollector(Collector):
                 gone.add_metric((process, str(owner)), owner in state.owners_gone)
                 missing.add_metric((process, str(owner)), owner in state.missing)
                 rows.add_metric((process, str(owner)), rows_read)
-        yield from (version, serial, published, took, written, reused, failed, announced, missing)
-        yield from (gone, readers, behind, uncounted, drained, small, rows, refused, replaced)
+        yield from (version, serial, published, trained, took, written, reused, failed)
+        yield from (announced, missing, gone, readers, behind, uncounted, drained, small)
+        yield from (rows, refused, replaced)

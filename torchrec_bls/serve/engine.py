@@ -70,6 +70,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._has_ended = False
         self._last_batch = 0.0  # when it began
+        self._noted = ""  # version that the observer knows of
 
     @property
     def version(self) -> str:
@@ -174,6 +175,7 @@ class Engine:
                     request.answer.set_exception(_ended())
 
     async def _run_batches(self) -> None:
+        self._note_version()
         while True:
             if not self.waiting:
                 self._wake.clear()
@@ -204,6 +206,15 @@ class Engine:
             self.arrivals.look()
             await asyncio.sleep(0)
 
+    def _note_version(self) -> str:
+        """Returns the version of the last batch, and tells the observer of another one than
+        before."""
+        version = self.version
+        if version != self._noted:
+            self._noted = version
+            self._observer.changed_version()
+        return version
+
     def _end_hopeless(self) -> None:
         for request in self._waiting.hopeless(time.monotonic()):
             if not request.answer.done():
@@ -222,7 +233,7 @@ class Engine:
         samples, ids = sum(each.samples for each in features), sum(each.ids for each in features)
         try:
             outputs = self._calls.answered(features)
-            version = self.version
+            version = self._note_version()
         except DrainedError as error:
             self._end(parts, _drained(str(error)))
             return None

@@ -17,6 +17,7 @@ from torchrec_bls.serve.tally import Ended, Tally
 
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
 _SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_FRESHNESS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 _RATIOS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
@@ -28,10 +29,16 @@ class Observer:
 
     Attributes:
         tally: requests that have ended.
+        freshness: seconds from the training to the worker's first batch, of the version that it
+            changed to last; None: it has changed to none, or to one whose training is unknown.
     """
 
     def __init__(self, state: Callable[[], ServingState | None]) -> None:
         self.tally = Tally()
+        self.freshness: float | None = None
+        self._state = state
+        # When the training had the newest weights of all batches so far; None: none had any.
+        self._trained: float | None = None
         self._registry = CollectorRegistry()
         self._seconds = self._histogram(
             "request_seconds", "From the arrival of an answered request to its answer.", _SECONDS
@@ -42,6 +49,11 @@ class Observer:
         self._samples = self._histogram("batch_samples", "Samples of a batch.", _SAMPLES)
         self._predicted = self._histogram(
             "batch_seconds_over_predicted", "Time of a batch over its prediction.", _RATIOS
+        )
+        self._freshness = self._histogram(
+            "freshness_seconds",
+            "From a training's weights to the first batch with them, of this worker.",
+            _FRESHNESS,
         )
         self._registry.register(_OutcomeCollector(self.tally.counts))
         self._registry.register(ServingCollector(state))
@@ -75,6 +87,18 @@ class Observer:
         """
         self._samples.observe(samples)
         self._predicted.observe(seconds / predicted if predicted > 0 else 1.0)
+
+    def changed_version(self) -> None:
+        """Counts a version of which the first batch has just ended. What the worker began with is
+        no news, and neither is an older version that is served again."""
+        now, state = time.time(), self._state()
+        if state is None or state.trained is None:
+            return
+        if self._trained is not None and state.trained > self._trained:
+            # Negative where the clock of the training's host is ahead.
+            self.freshness = max(0.0, now - state.trained)
+            self._freshness.observe(self.freshness)
+        self._trained = max(self._trained or 0.0, state.trained)
 
     def exposition(self) -> bytes:
         """Returns all metrics in Prometheus's text format."""

@@ -42,6 +42,7 @@ def page(
     why_not_ready: str,
     deadline_ms: float,
     up_s: float,
+    freshness: float | None,
 ) -> str:
     """Returns the page, HTML.
 
@@ -53,6 +54,8 @@ def page(
         why_not_ready: why a proxy should send no requests here; empty if it should.
         deadline_ms: milliseconds that a request has if it says nothing else.
         up_s: seconds since the process began to serve.
+        freshness: seconds from the training to the answers of the slowest worker, of the version
+            that it changed to last; None: they are unknown.
     """
     latencies = [each.seconds for each in tally.last if each.outcome in (Outcome.OK, Outcome.LATE)]
     rate = tally.rate()
@@ -71,6 +74,7 @@ def page(
         "reused": _bytes(state.bytes_reused),
         "workers": f"{status.ready} of {status.workers}",
         "lost": f"{sum(status.starts.get(cause, 0) for cause in LOSSES):,}",
+        "freshness": _duration(freshness),
         "failed": f"{status.refreshes.failed:,}",
         **_quantiles(latencies),
     }

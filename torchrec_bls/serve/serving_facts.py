@@ -96,7 +96,8 @@ class ServingFacts:
 
     def report(self) -> Report:
         """Returns what this worker has done."""
-        return Report(self._observer.tally.told(), self._observer.exposition().decode())
+        observer = self._observer
+        return Report(observer.tally.told(), observer.exposition().decode(), observer.freshness)
 
     async def metrics(self) -> bytes:
         """Returns the metrics of all workers in Prometheus's text format."""
@@ -109,6 +110,7 @@ class ServingFacts:
     async def page(self) -> str:
         """Returns the page that shows how the service does."""
         reports = await self._reports()
+        fresh = [each.freshness for each in reports.values() if each.freshness is not None]
         return page(
             self.name,
             self._state(),
@@ -117,6 +119,7 @@ class ServingFacts:
             self.why_not_ready(),
             self._engine.contract.deadline_ms,
             time.time() - self._began,
+            max(fresh, default=None),
         )
 
     async def _reports(self) -> dict[str, Report]:

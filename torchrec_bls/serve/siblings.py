@@ -24,10 +24,12 @@ class Report(msgspec.Struct):
     Attributes:
         tally: requests that have ended.
         metrics: its metrics in Prometheus's text format.
+        freshness: see Observer.
     """
 
     tally: ToldTally
     metrics: str
+    freshness: float | None
 
 
 async def reports(sockets: Mapping[str, Path]) -> dict[str, Report]:

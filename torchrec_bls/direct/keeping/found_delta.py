@@ -23,6 +23,7 @@ class FoundDelta:
         path: its folder.
         version: version that it makes.
         base: version that it is applied to, or the name of the checkpoint that makes that.
+        trained: see Delta.
         identity: see Delta.
         order: its order among other deltas and checkpoints, the newest last.
     """
@@ -30,6 +31,7 @@ class FoundDelta:
     path: Path
     version: str
     base: str
+    trained: float
     identity: str
     order: Order
 
@@ -37,7 +39,7 @@ class FoundDelta:
     def at(cls, path: Path, order: Order) -> "FoundDelta":
         """Returns the delta at a path. Raises ValueError if there is none that is complete."""
         with Delta(path) as found:
-            return cls(path, found.version, found.base, found.identity, order)
+            return cls(path, found.version, found.base, found.trained, found.identity, order)
 
     def follows(self, version: str, since: Order | None) -> bool:
         """Returns whether it can be applied to a version.

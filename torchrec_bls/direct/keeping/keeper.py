@@ -192,6 +192,7 @@ class Keeper:
         base: str,
         dense: Mapping[str, Any] | None = None,
         probe: Probe | None = None,
+        trained: float | None = None,
         deadline: float = _DEADLINE,
     ) -> Publication:
         """Publishes rows of some tables and dense weights, and returns when this process has let go
@@ -203,6 +204,7 @@ class Keeper:
             base: see `torchrec_bls.publish_rows`.
             dense: see `torchrec_bls.publish_rows`.
             probe: see `torchrec_bls.publish_rows`.
+            trained: see `torchrec_bls.publish_rows`.
             deadline: see `torchrec_bls.publish_rows`. Again so many seconds until the version is
                 mapped.
 
@@ -221,6 +223,7 @@ class Keeper:
             base=base,
             dense=dense,
             probe=probe,
+            trained=trained,
             deadline=deadline,
         )
         self._go_over(publication, deadline)
@@ -270,7 +273,13 @@ class Keeper:
         def publish_delta(kept: Keeper, found: FoundDelta, base: str) -> None:
             rows, dense = found.read(kept.model)
             kept.publish_rows(
-                rows, version=found.version, base=base, dense=dense, probe=probe, deadline=deadline
+                rows,
+                version=found.version,
+                base=base,
+                dense=dense,
+                probe=probe,
+                trained=found.trained,
+                deadline=deadline,
             )
 
         made = Watch(

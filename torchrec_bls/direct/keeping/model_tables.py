@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from torchrec_bls import _native
-from torchrec_bls.direct.new_weights import named_source, prefix_of
+from torchrec_bls.direct.new_weights import named_source, prefix_of, trained_at
 from torchrec_bls.direct.offers.collections import Collection
 from torchrec_bls.direct.offers.manifest import OfferedModule
 from torchrec_bls.direct.offers.read_tables import Received
@@ -142,8 +142,9 @@ class ModelTables:
                 tables.content(OWNER, prefix_of(module.name, module.pooled), weights)
                 for module, tables in zip(self.modules, self.tables, strict=True)
             ]
+            trained = trained_at(weights)
             parts = [
-                tables.create(OWNER, version, content, None if module else dense, {})
+                tables.create(OWNER, version, content, None if module else dense, {}, trained)
                 for module, (tables, content) in enumerate(zip(self.tables, contents, strict=True))
             ]
         serial = self._announced(version, parts)

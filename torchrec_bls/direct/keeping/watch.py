@@ -420,6 +420,7 @@ def watch(
             base=base,
             dense=dense,
             probe=probe,
+            trained=found.trained,
             deadline=deadline,
         ).wait(deadline)
 

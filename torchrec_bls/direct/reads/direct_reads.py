@@ -45,6 +45,29 @@ class View(Protocol):
         """Returns the generation."""
 
 
+class Pins(Protocol):
+    """What keeps the rows of generations as they are, as long as somebody refers to it.
+
+    Attributes:
+        held: serial number of a generation that is pinned, and its pin; 0: none is.
+    """
+
+    held: tuple[int, object]
+
+    def of(self, generation: Generation) -> object | None:
+        """Returns a pin of a generation, or None if its rows are written over by now."""
+
+
+class _OnTrial:
+    """Pins of a generation on trial: whoever could write over it waits for the end of that."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.held: tuple[int, object] = generation.serial, generation
+
+    def of(self, generation: Generation) -> object:
+        return generation
+
+
 V = TypeVar("V", bound=View)
 
 
@@ -71,8 +94,8 @@ class DirectReads(ABC, Generic[V]):
             batch; None: it is that of `generation`.
         followed: whether a ServedModel follows the versions. One that was made in the parent goes
             on in a forked child.
-        pin: function that returns a pin of a generation that has a side, or None if its rows are
-            written over by now. None: nothing pins, so that no such generation can be read.
+        pins: pins of generations that have a side. None: nothing pins, so that none of these can
+            be read.
     """
 
     # What else can be done about weights that were written to.
@@ -97,7 +120,7 @@ class DirectReads(ABC, Generic[V]):
         self.rows_read = torch.zeros(tables.owners, dtype=torch.int64)
         self.last_version: str | None = None
         self.followed = False
-        self.pin: Callable[[Generation], object] | None = None
+        self.pins: Pins | None = None
         # Generation that a forked child can't serve.
         self._unpublished: Generation | None = None
 
@@ -168,7 +191,7 @@ class DirectReads(ABC, Generic[V]):
         made = copy.copy(self)
         made.live, made.rank, made.followed, made._unpublished = None, None, True, None
         made.last_version = None
-        made.pin = lambda generation: generation  # whoever could write over it waits for the trial
+        made.pins = _OnTrial(view.generation)
         made._view, made.rows_read = view, rows_read
         return made
 
@@ -289,7 +312,12 @@ class DirectReads(ABC, Generic[V]):
         """
         if generation.side is None:
             return None
-        pin = None if self.pin is None else self.pin(generation)
+        pins = self.pins
+        if pins is not None:
+            serial, pin = pins.held
+            if serial == generation.serial:  # as in each forward: a call would take longer
+                return pin
+        pin = None if pins is None else pins.of(generation)
         if pin is None:
             raise RendezvousError(
                 f"{self.where}: the rows of version {generation.version!r} are written over by "

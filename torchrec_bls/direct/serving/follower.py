@@ -4,6 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
@@ -60,6 +61,8 @@ class Follower:
         # those that this process made, and those mapped before another one failed.
         self._parts: dict[tuple[int, int, int, str], OwnerPart] = {}
         self._released: list[Generation] = []
+        # Serial number of the version for which the other sides were mapped last.
+        self._prepared = 0
         for of_module, generation in zip(self._tables, serving, strict=True):
             of_module.held.add(generation.serial, generation.mappings)
         self._starting = new_lock()
@@ -135,6 +138,8 @@ class Follower:
             if self._settles and self._tables[0].process.is_own:
                 self._lead.settle()
             if self._lead.serial == self.newest[0].serial:
+                if self._prepared != self.newest[0].serial:
+                    self._map_other_sides()
                 return True
             serial, version = self._lead.serving
             ready = [self._map(module, serial, version) for module in range(len(self._tables))]
@@ -159,6 +164,14 @@ class Follower:
     @whole_at_forks()
     def _unmap(self) -> None:
         self._released.clear()
+
+    @whole_at_forks()
+    def _map_other_sides(self) -> None:
+        """Maps what the next version is likely to read, once for each version."""
+        self._prepared = self.newest[0].serial
+        with suppress(BLSError):  # whoever reads it is told
+            for tables, generation in zip(self._tables, self.newest, strict=True):
+                tables.map_other_side(generation)
 
     @whole_at_forks()
     def _map(self, module: int, serial: int, version: str) -> Generation:

@@ -3,8 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import FrameType
 
@@ -15,21 +14,6 @@ from torchrec_bls.lifetime import Living, do_all, in_forked_child
 
 # Seconds between two looks at those inside: an interrupted thread does not say that it left.
 _PAUSE = 0.05
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What a forward keeps until it ends.
-
-    Attributes:
-        number: number by which it is found.
-        pin: what is kept; None once the forward has ended.
-        frames: frame of the forward.
-    """
-
-    number: int
-    pin: object | None
-    frames: Sequence[FrameType]
 
 
 class Gate:
@@ -47,8 +31,6 @@ class Gate:
         self.lock = threading.Lock()
         # Frames of forwards by thread; more than one where a forward calls its own model.
         self._inside: dict[int, list[FrameType]] = {}
-        # What the outermost forward of a thread keeps. Few versions have it keep anything.
-        self._kept: dict[int, _Kept] = {}
         # Released by every thread that leaves while the gate is closed; None while it is open.
         self._closing: threading.Lock | None = None
         _gates.add(self)
@@ -84,35 +66,9 @@ class Gate:
         frames = self._inside.pop(get_ident(), None)
         if frames is not None and len(frames) > 1:
             self._inside[get_ident()] = frames[:-1]
-        elif self._kept:
-            self._kept.pop(get_ident(), None)
         closing = self._closing
         if closing is not None:
             _wake(closing)
-
-    def keep(self, number: int, pin: object) -> None:
-        """Keeps an object until the forward has ended that this thread has just entered.
-
-        Args:
-            number: number by which `kept` finds it.
-            pin: the object.
-        """
-        thread = get_ident()
-        self._kept[thread] = _Kept(number, pin, self._inside[thread])
-
-    def kept(self, number: int) -> object | None:
-        """Returns what a forward keeps with a number, in whichever thread; None if none does."""
-        for each in list(self._kept.values()):
-            pin = each.pin
-            if pin is not None and each.number == number:
-                return pin
-        return None
-
-    def let_go(self) -> None:
-        """Lets go of what forwards keep that have ended without leaving."""
-        for each in list(self._kept.values()):
-            if not runs_any(each.frames):
-                each.pin = None  # what the thread's next forward keeps is another object
 
     def admit_running(self, model: nn.Module) -> None:
         """Lets the forwards of `model` count that began before its hooks were there."""
@@ -173,7 +129,6 @@ class Gate:
         self.lock = threading.Lock()
         own = self._inside.get(get_ident())
         self._inside = {} if own is None else {get_ident(): own}
-        self._kept = {}  # it is the parent's
         self._closing = None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torchrec_bls._deprecated import with_old_names
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.generation import Generation
-from torchrec_bls.direct.new_weights import named_source
+from torchrec_bls.direct.new_weights import named_source, trained_at
 from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart
 from torchrec_bls.direct.process import is_alive, this_process
 from torchrec_bls.direct.serving.follower import Follower
@@ -119,7 +119,8 @@ class Publisher:
             parts = []
             if is_new:
                 with named_source(state_dict):
-                    parts = self.create(owner, version, contents, dense)
+                    trained = trained_at(state_dict)
+                    parts = self.create(owner, version, contents, dense, trained=trained)
                 self.announce(owner, serial, version, parts, end)
         return Publication(version, not is_new, owner, serial, self, parts)
 
@@ -140,6 +141,7 @@ class Publisher:
         contents: Sequence[Content],
         dense: Mapping[str, Any] | None,
         before: Sequence[Mapping[int, HeldPiece]] | None = None,
+        trained: float | None = None,
     ) -> list[OwnerPart]:
         """Makes an owner's parts of a version, one a module. Other processes do not know them yet.
 
@@ -150,6 +152,7 @@ class Publisher:
             dense: weights that are published with the first module's tables, by name.
             before: the owner's pieces of another version by number, of each module, which stay if
                 their rows are the same. None: those of the newest version that is mapped here.
+            trained: see Facts.
 
         Raises:
             RendezvousError: there is no memory for them.
@@ -158,7 +161,7 @@ class Publisher:
         if before is None:
             before = [each.parts[owner].numbered for each in self.follower.newest]
         return [
-            tables.create(owner, version, content, None if module else dense, pieces)
+            tables.create(owner, version, content, None if module else dense, pieces, trained)
             for module, (tables, content, pieces) in enumerate(
                 zip(self.tables.values(), contents, before, strict=True)
             )

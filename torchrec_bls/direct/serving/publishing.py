@@ -139,6 +139,7 @@ def publish_rows(
     base: str,
     dense: Mapping[str, Any] | None = None,
     probe: Probe | None = None,
+    trained: float | None = None,
     deadline: float = 60.0,
 ) -> Publication:
     """Announces a version of a model's weights that differs from the one before in some rows, and
@@ -164,6 +165,8 @@ def publish_rows(
         dense: new dense weights by their names in the model's state dict, of the model's dtypes and
             shapes. They are copied. Those that are left out stay those of `base`. None: all stay.
         probe: what the version must pass before it is announced, as for `publish`.
+        trained: when a training had these rows, in seconds as `time.time()` has them, for
+            `ServingState.trained`. None: that is unknown.
         deadline: seconds to wait for processes that are inside a batch of an older version, and for
             another thread of this process that publishes.
 
@@ -173,8 +176,8 @@ def publish_rows(
             version than `base` serves; `version` is no name, or that of `base`; a table is unknown;
             ids or rows have another dtype or shape than the table's; an id is out of range; rows
             have NaN or infinite weights; or a dense weight is unknown, has another dtype or shape,
-            or is refused by its module. Nothing is written. Or the version does not pass the
-            probe, and is not announced.
+            or is refused by its module; or `trained` is no time. Nothing is written. Or the version
+            does not pass the probe, and is not announced.
         RendezvousError: there is no memory for the copies. Nothing is written.
         PeerTimeoutError: processes that the text names are still inside a batch of an older
             version, or another thread of this process has not finished publishing. Nothing is
@@ -183,13 +186,15 @@ def publish_rows(
     check_deadline(deadline)
     check_version(version)
     check_is_version(base)
+    if trained is not None and not 0 <= trained < float("inf"):
+        raise ValueError(f"trained is {trained!r}, but must be seconds since 1970, or None")
     served = ServedModel.of(model)
     with served.failures_counted():
         prefix = served.prefix_within(model)
         whole = {f"{prefix}{name}": pair for name, pair in rows.items()}
         if dense is not None:
             dense = {f"{prefix}{name}": value for name, value in dense.items()}
-        return served.weights.publish_rows(version, base, whole, dense, probe, deadline)
+        return served.weights.publish_rows(version, base, whole, dense, probe, trained, deadline)
 
 
 def version_of(model: nn.Module) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.owner_part import OwnerPart
-from torchrec_bls.direct.part_index import Facts, Label, Side
+from torchrec_bls.direct.part_index import Facts, Label, Side, other_side
 from torchrec_bls.direct.row_copies import OWNER, RowCopies
 from torchrec_bls.direct.row_deltas import RowDeltas, deltas_of
 from torchrec_bls.direct.serving.handing_on import await_a_holder
@@ -54,6 +54,7 @@ class RowPublisher:
         rows: Mapping[str, Any],
         dense_after: Callable[[Dense], Dense],
         check: Check,
+        trained: float | None,
         deadline: float,
     ) -> Publication:
         """Publishes rows; see the function `publish_rows`.
@@ -65,6 +66,7 @@ class RowPublisher:
             dense_after: function that returns the dense weights of the new version, from those that
                 were published with `base`. It raises ValueError if there can be none.
             check: called with the new version before it is announced.
+            trained: see `publish_rows`.
             deadline: see `publish_rows`.
         """
         deltas = deltas_of(self._tables, rows)
@@ -82,7 +84,7 @@ class RowPublisher:
             self._publisher.follower.await_later(serial - 2, end - time.monotonic())
             serving = self._publisher.follower.newest
             dense = dense_after(serving[0].parts[OWNER].dense_weights())
-            parts = self._parts(version, serving, deltas, dense, end, deadline)
+            parts = self._parts(version, serving, deltas, dense, trained, end, deadline)
             check(serial, parts, dense)
             self._publisher.announce(OWNER, serial, version, parts, end)
             for copies, of_module in zip(self._copies, deltas, strict=True):
@@ -95,12 +97,13 @@ class RowPublisher:
         serving: tuple[Generation, ...],
         deltas: list[RowDeltas],
         dense: Dense,
+        trained: float | None,
         end: float,
         deadline: float,
     ) -> list[OwnerPart]:
         """Writes a version to the side that does not serve; returns its parts, one a module."""
         begin = time.monotonic()
-        side: Side = 0 if serving[0].side == 1 else 1
+        side = other_side(serving[0].side)
         before = [generation.parts[OWNER] for generation in serving]
         in_order = list(zip(self._copies, before, deltas, strict=True))
         made = [copies.prepare(part, version, of_module) for copies, part, of_module in in_order]
@@ -118,10 +121,11 @@ class RowPublisher:
         ):
             written = new + sum(delta.stored.nbytes for delta in of_module.values())
             reused = max(0, tables.cuts[OWNER].size - written)
-            facts = Facts(time.time(), time.monotonic() - begin, written, reused)
+            facts = Facts(time.time(), time.monotonic() - begin, written, reused, trained)
             label, pieces = Label(OWNER, version, tables.digest), copies.pieces(side, part)
             # The first module's part has the dense weights.
-            parts.append(OwnerPart.of_pieces(label, pieces, facts, None if parts else dense, side))
+            own_dense, others = None if parts else dense, copies.others(side)
+            parts.append(OwnerPart.of_pieces(label, pieces, facts, own_dense, side, others))
         return parts
 
     def _await_readers(self, side: Side, end: float, deadline: float) -> None:

@@ -31,6 +31,7 @@ from torchrec_bls.direct.serving.reading_modules import (
     unwrapped,
 )
 from torchrec_bls.direct.serving.serving_state import ServingState, Standing
+from torchrec_bls.direct.serving.side_pins import SidePins
 from torchrec_bls.direct.serving.switches import Switches
 from torchrec_bls.direct.serving.weights_publisher import WeightsPublisher
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
@@ -93,8 +94,9 @@ class ServedModel:
         self._threads = torch.get_num_threads()
         self._process = self.reads[0].tables.process
         self._begin_in_child()
+        self._pins = SidePins(self._switches.gate, self._follower.pin)
         for reads in self.reads:
-            reads.followed, reads.pin = True, self._pin_for_lookup
+            reads.followed, reads.pins = True, self._pins
         self._hooks: list[RemovableHandle] = []
         try:
             bare = unwrapped(model)
@@ -216,6 +218,7 @@ class ServedModel:
 
     def _leave_model(self) -> None:
         self._follower.after_look = nothing
+        self._pins.let_go(0)
         for reads in self.reads:
             _served.pop(id(reads), None)
         for hook in self._hooks:
@@ -291,8 +294,12 @@ class ServedModel:
             return
         if self._follower.newest is not switches.settled:
             self._go_over(frame)
-        if switches.taken[0].side is not None:
-            self._pin(frame)
+        taken, pins = switches.taken[0], self._pins
+        if taken.side is not None:
+            if pins.ready is taken:
+                pins.is_used = True
+            else:
+                self._pin(frame)
 
     def _go_over(self, frame: FrameType) -> None:
         """Has a forward leave, and enter again with the version that serves."""
@@ -303,6 +310,7 @@ class ServedModel:
             switches.take_newest()
             switches.gate.enter(frame)
             is_ready = not switches.is_half_done  # yet newer weights may wait for the next batch
+        self._pins.forget_before(switches.taken[0].serial)
 
     def _pin(self, frame: FrameType) -> None:
         """Keeps the rows of a version as they are until the forward that has entered ends. If they
@@ -315,9 +323,7 @@ class ServedModel:
         """
         switches, follower = self._switches, self._follower
         while (taken := switches.taken[0]).side is not None:
-            pin = follower.pin(taken)
-            if pin is not None:
-                switches.gate.keep(taken.serial, pin)
+            if self._pins.hold(taken, is_newest=follower.newest[0] is taken):
                 return
             switches.gate.leave()
             follower.await_later(taken.serial, _LONGEST_WAIT)
@@ -326,15 +332,8 @@ class ServedModel:
                 switches.gate.leave()
                 raise ValueError(switches.problem)
 
-    def _pin_for_lookup(self, generation: Generation) -> object | None:
-        """Returns what keeps the rows of a generation as they are: the pin of the forward that the
-        lookup is in, or one of its own. None: they are written over."""
-        # While the owner waits for the forward, no other pin is to be had.
-        kept = self._switches.gate.kept(generation.serial)
-        return self._follower.pin(generation) if kept is None else kept
-
     def _after_look(self) -> None:
-        self._switches.gate.let_go()
+        self._pins.let_go(self._follower.newest[0].serial)
         self._switches.follow_drained()
 
     def take_newest(self) -> None:
@@ -346,6 +345,7 @@ class ServedModel:
         """
         if self._follower.newest is not self._switches.settled:
             self._switches.take_newest()
+            self._pins.forget_before(self._switches.taken[0].serial)
 
     def give_up(self, deadline: float) -> None:
         """Makes this process one that only reads. Another one may publish its tables then.
@@ -401,6 +401,7 @@ class ServedModel:
             serial=taken[0].serial,
             published=None if facts is None else facts.published,
             age=None if facts is None else max(0.0, time.time() - facts.published),
+            trained=None if facts is None else facts.trained,
             publish_seconds=None if facts is None else facts.seconds,
             bytes_written=None if facts is None else facts.bytes_written,
             bytes_reused=None if facts is None else facts.bytes_reused,

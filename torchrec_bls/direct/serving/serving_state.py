@@ -31,6 +31,9 @@ class ServingState:
             `time.time()` has it. None for what the ranks had loaded before their first forward:
             nobody has published that.
         age: seconds since then, or None.
+        trained: when a training had the weights of that version, in seconds as `time.time()` has it
+            on the training's hosts: of a delta, when `DeltaWriter.write` was called; of a
+            checkpoint, when its last file was written. None if that is unknown.
         publish_seconds: seconds that the slowest owner took to make its tables, or None.
         bytes_written: bytes of the version's tables that all owners have written, or None.
         bytes_reused: bytes of its tables that are those of an earlier version, or None.
@@ -69,6 +72,7 @@ class ServingState:
     serial: int
     published: float | None
     age: float | None = field(compare=False)
+    trained: float | None
     publish_seconds: float | None
     bytes_written: int | None
     bytes_reused: int | None

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchrec_bls.direct.new_weights import named_source
+from torchrec_bls.direct.new_weights import named_source, trained_at
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.serving.dense_state import DenseState
@@ -113,7 +113,10 @@ class WeightsPublisher:
             with outcome_told(self._publisher):
                 if contents is not None:
                     with named_source(state_dict):
-                        parts = self._publisher.create(rank, version, contents, dense, before)
+                        trained = trained_at(state_dict)
+                        parts = self._publisher.create(
+                            rank, version, contents, dense, before, trained
+                        )
                 if probe is not None:
                     self._try(probe, version, serial, parts, dense)
             self._dense_versions.keep(serial, version, dense)
@@ -130,6 +133,7 @@ class WeightsPublisher:
         rows: Mapping[str, Any],
         dense: Mapping[str, Any] | None,
         probe: Probe | None,
+        trained: float | None,
         deadline: float,
     ) -> Publication:
         """Publishes some rows; see the function `publish_rows`."""
@@ -158,7 +162,7 @@ class WeightsPublisher:
                 state = self._new_dense(None) if new is None else new
                 self._try(probe, version, serial, parts, state)
 
-        return self._rows.publish(version, base, rows, dense_after, check, deadline)
+        return self._rows.publish(version, base, rows, dense_after, check, trained, deadline)
 
     def give_up_copies(self) -> None:
         """Lets go of the copies of tables that got rows, for a process that publishes no more."""

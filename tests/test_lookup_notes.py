@@ -6,6 +6,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.direct.trained import SHARDERS, Training
 from tests.processes import run
+from torchrec_bls import lookup_notes
 from torchrec_bls.delta_writer import _tracker_of
 from torchrec_bls.lookup_notes import LookupNotes
 
@@ -79,3 +80,17 @@ def test_batches_of_the_same_keys_come_together() -> None:
     assert len(told.lookups) == 2
     notes.tell_tracker()
     assert len(told.lookups) == 2
+
+
+def test_notes_of_a_long_training_have_each_id_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_notes, "_MOST_NEW", 8)
+    told = Told()
+    notes = LookupNotes(told)
+    for batch in range(100):
+        ids = torch.tensor([batch % 5, 7, 7, batch % 3])
+        notes.note(KeyedJaggedTensor(["a", "b"], ids, lengths=torch.tensor([1, 3])))
+        assert sum(len(each.ids) for each in notes._noted) <= 2 * (5 + 4) + 8
+    notes.tell_tracker()
+    (lookup,) = told.lookups
+    ids_of_keys = {key: values.values().tolist() for key, values in lookup.to_dict().items()}
+    assert ids_of_keys == {"a": [0, 1, 2, 3, 4], "b": [0, 1, 2, 7]}

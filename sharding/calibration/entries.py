@@ -129,7 +129,24 @@ class StepsEntry(_Entry, tag="steps"):
             raise ValueError(f"a step of {ids:.3g} ids is larger than any that is measured")
 
 
-Entry = MemoryEntry | WorkloadEntry | LookupEntry | RetestEntry | CollectivesEntry | StepsEntry
+class DenseEntry(_Entry, tag="dense"):
+    """The times of a dense op, in files of 0.2.0. Nothing reads them."""
+
+    visit: Whole
+    index: Whole
+    op: Any
+    times: Any = None
+
+
+Entry = (
+    MemoryEntry
+    | WorkloadEntry
+    | LookupEntry
+    | RetestEntry
+    | DenseEntry
+    | CollectivesEntry
+    | StepsEntry
+)
 
 
 def check_together(entries: Iterable[tuple[str, Entry]]) -> None:

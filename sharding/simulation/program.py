@@ -86,10 +86,6 @@ class Ranks:
             cores, np.array(pool, np.intp), self.spin_us, self.wake_us, links, tuple(threads)
         )
 
-    def threads_of(self, graph: TaskGraph) -> list[tuple[int, str]]:
-        """Returns rank and name of each thread of `graph_of`."""
-        return list(graph.machine.threads)
-
 
 @dataclass(frozen=True)
 class Lane:

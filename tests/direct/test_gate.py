@@ -4,7 +4,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -144,3 +146,54 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
         thread.join()
         end.clear()
         assert status == 0
+
+
+def at_lines(call: Callable[[], Any], work: Callable[[int], Any]) -> None:
+    """Calls a method, and `work` before each of its lines, as another thread could."""
+    code, numbers = call.__func__.__code__, count()  # type: ignore[attr-defined]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            work(next(numbers))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+
+
+def lines_of(call: Callable[[], Any]) -> Iterator[int]:
+    numbers: list[int] = []
+    at_lines(call, numbers.append)
+    assert len(numbers) > 2
+    yield from numbers
+
+
+def test_a_forward_that_begins_at_any_line_of_a_look_counts() -> None:
+    """The one before it was interrupted, and its frame has ended."""
+
+    def left_behind() -> Gate:
+        gate = Gate()
+        forward(gate, lambda: None, leave=False)
+        return gate
+
+    own = sys._getframe()
+    for line in lines_of(left_behind().running):
+        gate = left_behind()
+        at_lines(gate.running, lambda at, g=gate, n=line: g.enter(own) if at == n else None)
+        assert gate.running() == {threading.get_ident(): [own]}, line
+
+
+def test_an_outer_forward_counts_at_any_line_of_the_inner_ones_end() -> None:
+    gate, own = Gate(), sys._getframe()
+    gate.enter(own)
+    gate.enter(own)
+    found: list[bool] = []
+    at_lines(gate.leave, lambda _: found.append(threading.get_ident() in gate.running()))
+    assert len(found) > 3 and all(found)
+    gate.leave()
+    assert gate.running() == {}

@@ -92,6 +92,8 @@ def test_a_forward_keeps_its_pin_however_long_it_takes() -> None:
         for newest in (3, 3, 4, 4):
             pins.let_go(newest)
             assert version.is_pinned and pins.held[0] == 3
+            # Once a later one is there, the next forward pins anew.
+            assert (pins.ready is version) == (newest == 3)
 
     forward(gate, pins, version, stay)
     pins.let_go(4)  # although one has begun since the last look

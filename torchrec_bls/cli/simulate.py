@@ -117,7 +117,7 @@ def _simulate(options: argparse.Namespace) -> int:
             options.html.write_text(as_html(outcomes, chosen, job, simulation))
         if options.perfetto is not None:
             timeline = (chosen or outcomes[-1]).timeline
-            events = trace_events(timeline, simulation.ranks.threads_of(timeline.graph))
+            events = trace_events(timeline, timeline.graph.machine.threads)
             write_trace(options.perfetto, events)
     except (ValueError, OSError, ImportError, InfeasiblePlanError) as error:
         print(f"torchrec-bls simulate: {error}", file=sys.stderr)

@@ -77,7 +77,8 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
         options.html.write_text(as_html("Replayed steps", parts))
     if options.perfetto is not None:
         shown = chosen or replays[-1]
-        trace = side_by_side(trace_events(shown.timeline, shown.threads), merged_trace(job))
+        events = trace_events(shown.timeline, shown.timeline.graph.machine.threads)
+        trace = side_by_side(events, merged_trace(job))
         write_trace(options.perfetto, trace)
 
 

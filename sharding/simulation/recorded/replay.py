@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +29,6 @@ class Replay:
         step_percentiles_us: the 50th, 95th and 99th percentile of these times.
         latency_us: median time of a batch on its rank, from its beginning to its end.
         timeline: the simulation.
-        threads: rank and name of each thread.
     """
 
     bound: int
@@ -38,7 +36,6 @@ class Replay:
     step_percentiles_us: tuple[float, float, float]
     latency_us: float
     timeline: Timeline
-    threads: Sequence[tuple[int, str]]
 
 
 def replay(recording: Recording, bound: int, delays: Floats) -> Replay:
@@ -85,7 +82,6 @@ def replay(recording: Recording, bound: int, delays: Floats) -> Replay:
         step_percentiles_us=tuple(np.percentile(steps, [50, 95, 99]).tolist()),
         latency_us=float(np.median(ends - starts)),
         timeline=timeline,
-        threads=graph.machine.threads,
     )
 
 

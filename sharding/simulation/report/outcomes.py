@@ -98,7 +98,7 @@ def as_html(
         "What had to end before the simulation could, ms a batch: work as on a core of its own, "
         "what sharing the core added, pauses and delays on no core, and arrivals that were waited "
         "for.",
-        _critical_path(shown, simulation),
+        _critical_path(shown, simulation.batches),
     ]
     return document.as_html("Simulated steps", parts)
 
@@ -142,9 +142,9 @@ def _curves(outcomes: Sequence[BoundOutcome]) -> Drawing:
     )
 
 
-def _critical_path(outcome: BoundOutcome, simulation: Simulation) -> Table:
+def _critical_path(outcome: BoundOutcome, batches: int) -> Table:
     timeline = outcome.timeline
-    threads = simulation.ranks.threads_of(timeline.graph)
+    threads = timeline.graph.machine.threads
     parts = causes(timeline)
     end = sum(cause.total for cause in parts.values())
     of_task: dict[str, Cause] = {}
@@ -155,7 +155,7 @@ def _critical_path(outcome: BoundOutcome, simulation: Simulation) -> Table:
     rows = []
     for name, cause in sorted(of_task.items(), key=lambda item: -item[1].total):
         times = (cause.work, cause.sharing, cause.pause, cause.arrival, cause.total)
-        in_ms = (f"{time / 1000 / simulation.batches:.3f}" for time in times)
+        in_ms = (f"{time / 1000 / batches:.3f}" for time in times)
         rows.append([name, *in_ms, f"{cause.total / end:.1%}", f"rank {most_on[name]}"])
     columns = ("work", "sharing", "pause", "arrival", "together", "of all")
     return Table([Words("task"), *columns, Words("most on")], rows)

@@ -199,9 +199,9 @@ GOOD = {"ph": "X", "name": "bls::a post seq=0 lag=0 bound=0", "pid": 1, "tid": 1
         ('{"traceEvents": [', "is no JSON, or cut off"),
         (
             '{"traceEvents": [], "x": ' + "[" * 10**5,
-            "objects too deep in each other: profile all ranks",
+            "objects too deep in each other: record all ranks",
         ),
-        ("[]", r"rank0.json: expected object, got \[\]: profile all ranks"),
+        ("[]", r"rank0.json: expected object, got \[\]: record all ranks"),
         ('{"traceEvents": 7}', "traceEvents: expected array, got 7"),
         ('{"traceEvents": [7]}', r"traceEvents\[0\]: expected object, got 7"),
         ('{"traceEvents": []}', "has no posts or waits of bounded-lag channels"),

@@ -183,7 +183,7 @@ def test_a_collective_ends_once_it_has_passed_the_link() -> None:
     graph = graph_of(program, ranks, 1)
     assert simulate(graph).end[graph.called("finish sum")].tolist() == [37.0, 37.0]
     names = ["main"] * 2 + ["communication"] * 2 + ["link"] * 2
-    assert ranks.threads_of(graph) == list(zip([0, 1] * 3, names, strict=True))
+    assert list(graph.machine.threads) == list(zip([0, 1] * 3, names, strict=True))
 
 
 def test_a_transfer_takes_a_link() -> None:

@@ -213,8 +213,10 @@ def _follow(follower: "weakref.ref[Follower]", stop: threading.Lock) -> None:
 def _succeeds(follower: Follower) -> bool:
     """Looks, whatever comes of it: the thread goes on as long as its model."""
     try:
-        succeeded = follower.look()
-        follower.after_look()
+        try:
+            succeeded = follower.look()
+        finally:
+            follower.after_look()  # pins are let go, whatever a look raises
     except Exception as error:
         follower.problem = named(error)
         return False

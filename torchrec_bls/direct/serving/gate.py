@@ -63,9 +63,12 @@ class Gate:
 
     def leave(self) -> None:
         """Ends the forward that this thread entered last; nothing happens if there is none."""
-        frames = self._inside.pop(get_ident(), None)
+        thread = get_ident()
+        frames = self._inside.get(thread)
         if frames is not None and len(frames) > 1:
-            self._inside[get_ident()] = frames[:-1]
+            self._inside[thread] = frames[:-1]  # one store: the outer forward always counts
+        else:
+            self._inside.pop(thread, None)
         closing = self._closing
         if closing is not None:
             _wake(closing)
@@ -83,8 +86,8 @@ class Gate:
                 if is_call and frame.f_locals.get("self") is model:
                     outermost = frame
                 frame = frame.f_back
-            if outermost is not None:
-                self._inside.setdefault(thread, [outermost])
+            if outermost is not None and not self._inside.setdefault(thread, [outermost]):
+                self._inside[thread] = [outermost]
 
     def while_closed(self, change: Callable[[], None], deadline: float) -> None:
         """Calls `change` while no other forward runs. The caller holds `lock`.
@@ -110,8 +113,9 @@ class Gate:
         for thread, frames in list(self._inside.items()):
             if runs_any(frames):
                 found[thread] = frames
-            elif self._inside.get(thread) is frames:
-                self._inside.pop(thread, None)
+            else:
+                # Not the entry: its thread may have entered anew by now, with another list.
+                frames.clear()
         return found
 
     def _wait_until_empty(self, left: threading.Lock, end: float) -> None:

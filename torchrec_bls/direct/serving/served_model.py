@@ -217,13 +217,13 @@ class ServedModel:
         self._follower.stop()
 
     def _leave_model(self) -> None:
-        self._follower.after_look = nothing
-        self._pins.let_go(0)
         for reads in self.reads:
             _served.pop(id(reads), None)
         for hook in self._hooks:
             hook.remove()
         unwrapped(self._model).__dict__.pop(_SERVED, None)
+        self._pins.forget_before(sys.maxsize)  # a lookup that still runs refers to its own
+        self._follower.after_look = nothing
 
     def prefix_within(self, model: nn.Module) -> str:
         """Returns the prefix in the served model of the names of `model`, which is it or a part of
@@ -323,7 +323,8 @@ class ServedModel:
         """
         switches, follower = self._switches, self._follower
         while (taken := switches.taken[0]).side is not None:
-            if self._pins.hold(taken, is_newest=follower.newest[0] is taken):
+            is_newest = follower.newest[0] is taken and not follower.problem
+            if self._pins.hold(taken, is_newest=is_newest):
                 return
             switches.gate.leave()
             follower.await_later(taken.serial, _LONGEST_WAIT)
@@ -333,7 +334,11 @@ class ServedModel:
                 raise ValueError(switches.problem)
 
     def _after_look(self) -> None:
-        self._pins.let_go(self._follower.newest[0].serial)
+        newest, taken = self._follower.newest[0].serial, self._switches.taken[0].serial
+        if 0 < self._pins.held[0] < taken:  # a switch was interrupted before it could
+            self._pins.forget_before(taken)
+        # A version that can't be mapped here is there as well: its owner may wait for this side.
+        self._pins.let_go(newest + 1 if self._follower.problem else newest)
         self._switches.follow_drained()
 
     def take_newest(self) -> None:

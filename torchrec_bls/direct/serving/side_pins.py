@@ -97,7 +97,8 @@ class SidePins:
                 is_needed = bool(self._gate.running())
             finally:
                 if is_needed:
-                    self.held, self.ready = held, ready
+                    # Where a later one is there, each forward pins anew: see `hold`.
+                    self.held, self.ready = held, ready if held[0] == newest else None
 
     def _begin_in_child(self) -> None:
         self.held, self.ready = _NOTHING, None  # it is the parent's

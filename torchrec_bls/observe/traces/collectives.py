@@ -138,7 +138,7 @@ def read_steps(trace: KinetoTrace, execution: Path | None) -> RankSteps:
     if not works:
         raise TraceError(
             f"{trace.source} has neither posts or waits of bounded-lag channels nor collectives "
-            f"of gloo: profile steps of a job on several ranks, or {_RECORD}"
+            f"of gloo: {_RECORD}, in a job on several ranks"
         )
     calls = _calls_of(trace, calls, works)
     groups, labels = _groups(trace, works)
@@ -179,8 +179,8 @@ def _steps(trace: KinetoTrace, ranges: Iterable[Event]) -> dict[int, tuple[float
     numbers = [number for number in sorted(spans) if number < done]
     if not numbers:
         raise TraceError(
-            f"{trace.source} has no steps (ranges ProfilerStep#0, 1, ...): call the profiler's "
-            f"step() after each with a schedule, or {_RECORD}"
+            f"{trace.source} has no steps (ranges ProfilerStep#0, 1, ...): {_RECORD}, and call "
+            "what it gives after each"
         )
     begin = spans[numbers[0]][0]
     steps = {}

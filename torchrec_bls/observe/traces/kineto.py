@@ -12,7 +12,7 @@ from torchrec_bls.records import Format, Whole, decode
 
 T = TypeVar("T")
 
-HOW = "profile all ranks with torch.profiler, and export_chrome_trace on each"
+HOW = "record all ranks with torchrec_bls.observe.record_step"
 #: Of what `record_step` adds to a file, under this name.
 METADATA, METADATA_FORMAT = "torchrec_bls", 1
 #: Bytes of a trace, unpacked.

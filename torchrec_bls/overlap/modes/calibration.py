@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from torchrec_bls.collective.backend import process_group
 from torchrec_bls.overlap.modes.fitting import ModeSamples, fit_mode
-from torchrec_bls.overlap.modes.mode import Mode, Overlap, with_modes
+from torchrec_bls.overlap.modes.mode import Mode, Overlap, overlap_of, with_modes
 from torchrec_bls.overlap.modes.timer import FLOAT32, LEAST_ROUNDS, SIZES, OverlapTimer
 from torchrec_bls.processes import stream
 from torchrec_bls.sharding.costs.machine import this_machine
@@ -183,4 +183,5 @@ def _profile_of_this_machine(out: Path) -> Profile:
             f"profile {out} is of {there.cpu} with {there.cores} cores, and this machine is"
             f" {here.cpu} with {here.cores}: calibrate this one with `torchrec-bls calibrate`"
         )
+    overlap_of(profile)  # else minutes of measurements would be thrown away
     return profile

@@ -42,7 +42,7 @@ def test_exchanges_take_what_channels_do_for_their_mean_bytes() -> None:
     done = replay(job, 0, np.zeros((2, 1)))
     # The later rank's ids, what reading takes, the lookup, rows, what reading takes, the rest.
     assert done.step_us == pytest.approx(100 + us[A] + 10 + us[B] + 1)
-    assert list(done.threads) == [(0, "main"), (1, "main")]
+    assert list(done.timeline.graph.machine.threads) == [(0, "main"), (1, "main")]
 
 
 def test_bytes_count_step_by_step() -> None:

@@ -60,7 +60,8 @@ def test_a_collective_ends_everywhere_after_the_last_rank_has_come() -> None:
     # 20 + 5 + 1, then 20 + 5 + 1, then 30 + 5 + 1: the slower rank of each step.
     assert ends(done, "batch ends") == [26, 52, 88] * 2
     assert done.step_us == pytest.approx(88 / 3)
-    assert list(done.threads) == [(0, "main"), (1, "main"), (0, "worker 0"), (1, "worker 0")]
+    threads = list(done.timeline.graph.machine.threads)
+    assert threads == [(0, "main"), (1, "main"), (0, "worker 0"), (1, "worker 0")]
 
 
 def test_work_goes_on_beside_a_collective() -> None:

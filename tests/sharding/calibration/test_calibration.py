@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.mutations.files import write_measurements
+from torchrec_bls.cli.main import run
 from torchrec_bls.sharding.calibration import lookups
 from torchrec_bls.sharding.calibration import run as calibration
 from torchrec_bls.sharding.calibration.fit import lookup_retest_percent, lookup_time
@@ -18,9 +21,6 @@ from torchrec_bls.sharding.costs.fitting.repeats import LOOKUP_TIMES
 from torchrec_bls.sharding.costs.machine import Machine, this_machine
 from torchrec_bls.sharding.costs.profile import ProfileError, load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
-
-from tests.mutations.files import write_measurements
-from torchrec_bls.cli.main import run
 
 MEMORY = {"buffer_bytes": [2**14, 2**15], "bytes_per_us": [9e3, 8e3], "row_us": [0.01, 0.02]}
 SETTINGS = calibration.Settings(
@@ -146,6 +146,22 @@ def test_how_much_two_measurements_of_a_lookup_differ() -> None:
             100 * (1 - 1 / 1.1)
         )
     assert lookup_retest_percent([], "forward", "geometric mean") is None
+
+
+def test_measurements_of_before_may_have_dense_layers(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    Records(path, {}, Machine("cpu", "a processor", 2, 2**30)).add("memory", 0.5, MEMORY)
+    line = json.loads(path.read_text().splitlines()[-1])
+    common = {"seconds": line["seconds"], "kind": "dense"}
+    dense = common | {
+        "visit": 0,
+        "index": 3,
+        "op": {"kind": "linear"},
+        "times": {"forward_us": [1]},
+    }
+    path.write_text(f"{path.read_text()}{json.dumps(dense)}\n")
+    _, entries = read_records(path)
+    assert [entry["kind"] for entry in entries] == ["memory", "dense"]
 
 
 def test_measurements_that_are_damaged(tmp_path: Path) -> None:

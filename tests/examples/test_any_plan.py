@@ -137,11 +137,13 @@ def find_wrong_answers(rank: int, programs: dict[str, str]) -> tuple[list[str], 
 
 def test_all_taught_models_are_found() -> None:
     assert set(PROGRAMS) == {
+        "checkpoints/ranker.py",
         "examples/dlrm.py",
         "examples/quickstart.py",
         "first-model/first_model.py",
         "new-weights/served.py",
         "overlap/overlapped.py",
+        "quantized/quantized.py",
         "refresh-a-service/ranker.py",
         "serve-a-model/ranker.py",
         "unmodified-torchrec/unmodified.py",

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from tests.mutations.files import write_measurements
-from torchrec_bls.cli.main import run
 from torchrec_bls.sharding.calibration import lookups
 from torchrec_bls.sharding.calibration import run as calibration
 from torchrec_bls.sharding.calibration.fit import lookup_retest_percent, lookup_time
@@ -21,6 +18,9 @@ from torchrec_bls.sharding.costs.fitting.repeats import LOOKUP_TIMES
 from torchrec_bls.sharding.costs.machine import Machine, this_machine
 from torchrec_bls.sharding.costs.profile import ProfileError, load_profile
 from torchrec_bls.sharding.costs.profiled import ProfiledCosts
+
+from tests.mutations.files import write_measurements
+from torchrec_bls.cli.main import run
 
 MEMORY = {"buffer_bytes": [2**14, 2**15], "bytes_per_us": [9e3, 8e3], "row_us": [0.01, 0.02]}
 SETTINGS = calibration.Settings(

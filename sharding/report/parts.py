@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from torchrec_bls.rendering import document
-from torchrec_bls.rendering.document import Bar, Bars, Caution, Cell, Heading, Part, Table, Words
+from torchrec_bls.rendering.document import Bar, Bars, Cell, Heading, Part, Table, Words
 
 from ..cost_interface import Estimate
 from ..search.infeasible import as_bytes
@@ -43,8 +43,6 @@ def _parts(report: PlanOutcome, most_ranks: int) -> Iterator[Part]:
     ]
     yield Table([Words(), Words()], rows)
     yield f"A step: {SCOPE}."
-    if report.caveat:
-        yield Caution(report.caveat)
     yield Heading("Ranks")
     yield from _ranks(report, most_ranks)
     yield Heading("Decisions")

@@ -55,7 +55,6 @@ class PlanOutcome:
         decisions: one decision a table.
         measured_us: measured microseconds by name, "step" or a phase; empty without a measurement.
         choice: how the plan was chosen, if steps were simulated.
-        caveat: warning about the costs; empty for calibrated ones.
     """
 
     job: Job
@@ -65,7 +64,6 @@ class PlanOutcome:
     decisions: Sequence[Decision]
     measured_us: Mapping[str, float]
     choice: PlanChoice | None = None
-    caveat: str = ""
 
     @property
     def simulated(self) -> str:

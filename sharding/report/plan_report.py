@@ -62,7 +62,6 @@ class PlanReport(PlanOutcome):
                 "memory_bytes": list(job.memory_bytes),
                 "memory_kind": job.memory_kind,
             },
-            "caveat": self.caveat,
             "step_us": _times(self.rating.step),
             "phases_us": {name: _times(time) for name, time in self.rating.phases.items()},
             "objective_us": self.objective_us,
@@ -97,7 +96,6 @@ def make_report(
     model: CostModel,
     *,
     choice: PlanChoice | None = None,
-    caveat: str = "",
 ) -> PlanReport:
     """Returns the report of a plan that the search found.
 
@@ -106,7 +104,6 @@ def make_report(
         found: outcome of the search.
         model: costs that the search used.
         choice: how the plan was chosen, if steps were simulated.
-        caveat: warning about the costs.
     """
     problem = found.placement.problem
     return PlanReport(
@@ -117,7 +114,6 @@ def make_report(
         decisions=_decisions(found.placement),
         measured_us={},
         choice=choice,
-        caveat=caveat,
     )
 
 

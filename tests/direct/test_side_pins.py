@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from tests.direct.threads import until
+from torchrec_bls import lifetime
+from torchrec_bls.direct.serving import side_pins
 from torchrec_bls.direct.serving.gate import Gate
 from torchrec_bls.direct.serving.side_pins import SidePins
+from torchrec_bls.lifetime import When
 
 DEADLINE = 30.0
 
@@ -206,6 +209,16 @@ def test_a_forward_and_the_thread_that_lets_go_see_each_other() -> None:
         thread.join(DEADLINE)
         sys.setswitchinterval(before)
     until(lambda: (pins.let_go(4), gc.collect(), not version.is_pinned)[-1])
+
+
+def test_a_process_that_ends_lets_go_of_its_pin() -> None:
+    """It may wait long for its children then, with no thread that follows."""
+    gate, pins = new()
+    version: Any = Version(3)
+    forward(gate, pins, version)
+    assert (When.FOLLOWERS, side_pins._let_all_go) in lifetime._ends
+    side_pins._let_all_go()
+    assert not version.is_pinned and pins.held[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process")

@@ -1,10 +1,11 @@
 """What keeps the rows of the version that a process reads as they are: its pin of their side."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.serving.gate import Gate
-from torchrec_bls.lifetime import Living, do_all, in_forked_child, new_lock
+from torchrec_bls.lifetime import Living, When, at_exit, do_all, in_forked_child, new_lock
 
 _NOTHING: tuple[int, object] = (0, None)
 
@@ -110,3 +111,9 @@ _all: Living[SidePins] = Living()
 @in_forked_child
 def _begin_in_child() -> None:
     do_all(each._begin_in_child for each in _all)
+
+
+@at_exit(When.FOLLOWERS)
+def _let_all_go() -> None:
+    # No thread does so any more, and the process may wait long for its children.
+    do_all([partial(each.let_go, 0) for each in _all])

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from tests.direct.nodes import DEADLINE, Node
+from tests.direct.test_keeper import kept
+
 WHOLE = 10
 
 Weights = Mapping[str, torch.Tensor]
@@ -15,6 +18,21 @@ Weights = Mapping[str, torch.Tensor]
 def is_whole(number: int) -> bool:
     """Returns whether a version is published as a whole."""
     return number == 1 or number % WHOLE == 0
+
+
+def go_on(node: Node, number: int, deadline: float = DEADLINE) -> None:
+    """Publishes a version that follows the one before."""
+    made, version = kept(node), str(number)
+    if is_whole(number):
+        made.publish(node.served.weights_of(number), version=version, deadline=DEADLINE)
+    else:
+        made.publish_rows(
+            node.served.delta_of(number),
+            version=version,
+            base=str(number - 1),
+            dense=node.served.dense_of(number),
+            deadline=deadline,
+        )
 
 
 class RowVersions:

@@ -23,7 +23,7 @@ from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from tests.direct import nodes, served
 from tests.direct.at_every_line import Place, places_of, some_of, strike
 from tests.direct.nodes import DEADLINE, Node, NodeFailedError, until
-from tests.direct.row_versions import is_whole
+from tests.direct.row_versions import go_on, is_whole
 from tests.direct.served import number_of
 from tests.direct.test_drain import go_over as go_over_drained
 from tests.direct.test_keeper import KEEPER, keep, kept, processes_of, stopped
@@ -40,21 +40,6 @@ from torchrec_bls.errors import BLSError, PeerTimeoutError
 REFRESHED = "tests.direct.refreshed"
 BOTH = [REFRESHED, "tests.quant.refreshed"]
 TABLE = "bags.embedding_bags.t0.weight"
-
-
-def go_on(node: Node, number: int, deadline: float = DEADLINE) -> None:
-    """Publishes a version that follows the one before."""
-    made, version = kept(node), str(number)
-    if is_whole(number):
-        made.publish(node.served.weights_of(number), version=version, deadline=DEADLINE)
-    else:
-        made.publish_rows(
-            node.served.delta_of(number),
-            version=version,
-            base=str(number - 1),
-            dense=node.served.dense_of(number),
-            deadline=deadline,
-        )
 
 
 def go_on_until(node: Node, first: int, last: int, pause: float = 0.0) -> None:

@@ -8,35 +8,28 @@ of that version has it. Nobody may wait beyond a deadline, and after each while 
 to follow a new version.
 """
 
-import os
 import random
-import signal
-import tempfile
-import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 from tests.direct import nodes
 from tests.direct.forked import fork
-from tests.direct.nodes import Nodes, until
+from tests.direct.nodes import Nodes
 from tests.direct.served import number_of
 from tests.direct.test_keeper import KEEPER, keep
 from tests.random_actions.counting import count_lives, options
+from tests.random_actions.processes import KILL, hurt, lived
 from tests.random_actions.rows_process import publish_at_random, read_at_random, settle
 
 READERS = 3
-KILL_KEEPER, KILL_READER, PAUSE, FORKED, READER = (
+KILL_KEEPER, KILL_READER, FORKED, READER = (
     "kill of the keeper",
     "kill of a reader",
-    "stopped for a while",
     "forked process",
     "process that reads",
 )
 # Actions of the keeper and of each reader in a round, and the rounds of a life.
 _PUBLICATIONS, _READS, _ROUNDS = 40, 200, 15
-_KILLS, _PAUSES = 0.5, 0.3
-_LONGEST_PAUSE = 0.2
 # Seconds of a life, on a busy machine.
 _LONGEST_LIFE = 1200.0
 # Models of float tables, and of quantized and float ones. They take turns.
@@ -116,19 +109,13 @@ class Refreshes:
 
     def _hurt(self, pids: dict[str, int]) -> str | None:
         """Stops a process for a while, or kills it and returns its name, or does nothing."""
-        fate = self._draw.random()
         name = self._keeper if self._draw.random() < 0.5 else self._draw.choice(self._readers)
-        time.sleep(self._draw.uniform(0.0, 0.5))
-        if fate < _KILLS:
-            os.kill(pids[name], signal.SIGKILL)
-            until(lambda: nodes.state_of(pids[name]) in "ZX")
+        fate = hurt(pids[name], self._draw, kills=0.5, longest=0.5)
+        if fate == KILL:
             self.counts[KILL_KEEPER if name == self._keeper else KILL_READER] += 1
             return name
-        if fate < _KILLS + _PAUSES:
-            os.kill(pids[name], signal.SIGSTOP)
-            time.sleep(self._draw.uniform(0.0, _LONGEST_PAUSE))
-            os.kill(pids[name], signal.SIGCONT)
-            self.counts[PAUSE] += 1
+        if fate is not None:
+            self.counts[fate] += 1
         return None
 
     def _settle(self) -> None:
@@ -143,22 +130,13 @@ class Refreshes:
 def live(
     seed: int, rounds: int = _ROUNDS, publications: int = _PUBLICATIONS, reads: int = _READS
 ) -> Counter[str]:
-    """Returns how often each thing happened in one life.
-
-    Raises:
-        AssertionError: a batch was wrong, or a process waited or could not go on; the text has the
-            seed.
-    """
-    with tempfile.TemporaryDirectory(prefix="bls") as folder:
-        refreshes = Refreshes(Path(folder), seed, _SERVED[seed % len(_SERVED)])
-        try:
-            refreshes.live(rounds, publications, reads)
-        except BaseException as error:
-            with suppress(AssertionError):  # of others that were interrupted by this
-                refreshes.close()
-            raise AssertionError(f"life {seed}: {error}") from error
-        refreshes.close()
-    return refreshes.counts
+    """Returns how often each thing happened in one life; see `lived`."""
+    served_by = _SERVED[seed % len(_SERVED)]
+    return lived(
+        seed,
+        lambda folder: Refreshes(folder, seed, served_by),
+        lambda refreshes: refreshes.live(rounds, publications, reads),
+    )
 
 
 def main() -> None:

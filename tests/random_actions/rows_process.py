@@ -14,7 +14,7 @@ import torch
 from tests.direct import nodes
 from tests.direct.forked import wait_for_child
 from tests.direct.nodes import DEADLINE, Node
-from tests.direct.row_versions import is_whole
+from tests.direct.row_versions import go_on, is_whole
 from tests.direct.served import number_of
 from tests.direct.test_keeper import KEEPER, kept
 from tests.random_actions.serving_process import act_by, interrupted_after
@@ -58,7 +58,7 @@ def read_at_random(node: Node, seed: int, actions: int) -> Counter[str]:
 def settle(node: Node) -> int:
     """Publishes the next version, and returns its number. No reader stays in a batch."""
     number = _number(node) + 1
-    _publish(node, number, DEADLINE)
+    go_on(node, number)
     return number
 
 
@@ -67,25 +67,11 @@ def _number(node: Node) -> int:
     return number_of(serving_state(node.model).announced)
 
 
-def _publish(node: Node, number: int, deadline: float) -> None:
-    made, version = kept(node), str(number)
-    if is_whole(number):
-        made.publish(node.served.weights_of(number), version=version, deadline=DEADLINE)
-    else:
-        made.publish_rows(
-            node.served.delta_of(number),
-            version=version,
-            base=str(number - 1),
-            dense=node.served.dense_of(number),
-            deadline=deadline,
-        )
-
-
 def _go_on(node: Node, draw: random.Random, _: object) -> str:
     number = _number(node) + 1
     what = WHOLE if is_whole(number) else DELTA
     try:
-        _publish(node, number, _PATIENCE)
+        go_on(node, number, _PATIENCE)
     except PeerTimeoutError as error:
         if not re.search("still run a batch|can't be read here|does not serve", str(error)):
             raise

@@ -6,19 +6,15 @@ Every batch has to be of one version, the one that it says. Nobody may wait beyo
 after each while all processes have to follow a version that all owners publish.
 """
 
-import os
 import random
-import signal
-import tempfile
-import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 from tests.direct import nodes
 from tests.direct.forked import fork
-from tests.direct.nodes import Nodes, until
+from tests.direct.nodes import Nodes
 from tests.random_actions.counting import count_lives, options
+from tests.random_actions.processes import KILL, hurt, lived
 from tests.random_actions.serving_process import (
     NUMBERS,
     act,
@@ -30,17 +26,13 @@ from tests.random_actions.serving_process import (
 )
 
 PROCESSES, RANKS = 4, 2
-KILL, PAUSE, FORKED, SUCCESSOR, READER = (
-    "kill",
-    "stopped for a while",
+FORKED, SUCCESSOR, READER = (
     "forked process",
     "process in the place of a rank",
     "process that reads",
 )
 # Actions of each process in a round, and the rounds of a life.
 _ACTIONS, _ROUNDS = 40, 15
-_KILLS, _PAUSES = 0.4, 0.3
-_LONGEST_PAUSE = 0.2
 # Models of float tables, and of quantized and float ones. They take turns.
 _SERVED = (nodes.FLOAT, "tests.quant.served")
 
@@ -116,19 +108,11 @@ class Serving:
 
     def _hurt(self, pids: dict[object, int]) -> object:
         """Stops a process for a while, or kills it and returns its name, or does nothing."""
-        fate, name = self._draw.random(), self._draw.choice(self._living)
-        time.sleep(self._draw.uniform(0.0, 0.3))
-        if fate < _KILLS:
-            os.kill(pids[name], signal.SIGKILL)
-            until(lambda: nodes.state_of(pids[name]) in "ZX")
-            self.counts[KILL] += 1
-            return name
-        if fate < _KILLS + _PAUSES:
-            os.kill(pids[name], signal.SIGSTOP)
-            time.sleep(self._draw.uniform(0.0, _LONGEST_PAUSE))
-            os.kill(pids[name], signal.SIGCONT)
-            self.counts[PAUSE] += 1
-        return None
+        name = self._draw.choice(self._living)
+        fate = hurt(pids[name], self._draw, kills=0.4, longest=0.3)
+        if fate is not None:
+            self.counts[fate] += 1
+        return name if fate == KILL else None
 
     def _settle(self) -> None:
         """Checks that all processes still follow: a version that all owners publish serves."""
@@ -165,22 +149,13 @@ class Serving:
 
 
 def live(seed: int, rounds: int = _ROUNDS, actions: int = _ACTIONS) -> Counter[str]:
-    """Returns how often each thing happened in one life.
-
-    Raises:
-        AssertionError: a batch was wrong, or a process waited or could not go on; the text has the
-            seed.
-    """
-    with tempfile.TemporaryDirectory(prefix="bls") as folder:
-        serving = Serving(Path(folder), seed, _SERVED[seed % len(_SERVED)])
-        try:
-            serving.live(rounds, actions)
-        except BaseException as error:
-            with suppress(AssertionError):  # of others that were interrupted by this
-                serving.close()
-            raise AssertionError(f"life {seed}: {error}") from error
-        serving.close()
-    return serving.counts
+    """Returns how often each thing happened in one life; see `lived`."""
+    served_by = _SERVED[seed % len(_SERVED)]
+    return lived(
+        seed,
+        lambda folder: Serving(folder, seed, served_by),
+        lambda serving: serving.live(rounds, actions),
+    )
 
 
 def main() -> None:

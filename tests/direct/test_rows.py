@@ -362,6 +362,9 @@ def call_a_module(node: Node) -> None:
     batch = node.batches[0]
     with torch.no_grad():
         node.model.bags(batch)
+        # The pin outlives the forward until the thread that follows lets go of it.
+        pins = ServedModel.of(node.model)._pins
+        until(lambda: pins.held[0] == 0)
         os.kill(os.getpid(), signal.SIGSTOP)
         reads = node.model.bags.direct_reads
         with pytest.raises(BLSError, match="call the model"):

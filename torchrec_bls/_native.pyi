@@ -408,6 +408,12 @@ def collect_rows(
     order: Sequence[int],
 ) -> None: ...
 def collect_sum(arrival: Arrival, rank: int, output: torch.Tensor) -> None: ...
+def copy_rows(
+    sources: Sequence[tuple[TableSegment, int, int]],
+    pieces: Sequence[tuple[TableSegment, int, int]],
+    row_bytes: int,
+    ids: torch.Tensor,
+) -> None: ...
 def copy_rows_directly(
     features: ShardedFeatures,
     values: torch.Tensor,

@@ -159,8 +159,9 @@ std::span<int64_t> numbers_in(const TensorItems& items) {
   return {items.as<int64_t>(), items.count};
 }
 
-void copy_rows(const ShardedFeatures& features, const Tensor& values,
-               const std::vector<int64_t>& counts, const Tensor& rows_read, const Tensor& out) {
+void copy_rows_looked_up(const ShardedFeatures& features, const Tensor& values,
+                         const std::vector<int64_t>& counts, const Tensor& rows_read,
+                         const Tensor& out) {
   const JaggedIds ids = ids_alone(values, counts.size());
   const TensorItems read = items_of(rows_read, "rows_read", kInt64);
   const TensorRows to = rows_of(out, "out", kAnyDtype);
@@ -203,6 +204,14 @@ void write_table_rows(const std::vector<PieceTuple>& tuples, const Tensor& ids,
   check_rows("rows", from, numbers.count);
   const py::gil_scoped_release release;
   write_rows(pieces, from.row_bytes(), numbers_in(numbers), from.data);
+}
+
+void copy_table_rows(const std::vector<PieceTuple>& from, const std::vector<PieceTuple>& to,
+                     size_t row_bytes, const Tensor& ids) {
+  const std::vector<SegmentPages> sources = pieces_of(from), pieces = pieces_of(to);
+  const TensorItems numbers = items_of(ids, "ids", kInt64);
+  const py::gil_scoped_release release;
+  copy_rows(sources, pieces, row_bytes, numbers_in(numbers));
 }
 
 void bind_segments(py::module_& module) {
@@ -366,7 +375,9 @@ void bind_direct(py::module_& module) {
       .def(py::init<const std::vector<FeatureTuple>&, const TableWindow&>(), py::arg("features"),
            py::arg("window"), py::keep_alive<1, 3>());
   module.def("write_rows", &write_table_rows, py::arg("pieces"), py::arg("ids"), py::arg("rows"));
-  module.def("copy_rows_directly", &copy_rows, py::arg("features"), py::arg("values"),
+  module.def("copy_rows", &copy_table_rows, py::arg("sources"), py::arg("pieces"),
+             py::arg("row_bytes"), py::arg("ids"));
+  module.def("copy_rows_directly", &copy_rows_looked_up, py::arg("features"), py::arg("values"),
              py::arg("counts"), py::arg("rows_read"), py::arg("out"));
   module.def("sum_rows_directly", &sum_rows, py::arg("features"), py::arg("lengths"),
              py::arg("values"), py::arg("weights"), py::arg("stride"), py::arg("counts"),

@@ -1,10 +1,11 @@
 """The pieces that an owner's bytes are cut into, so that a version rewrites only what changed."""
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from torchrec_bls import _native
 from torchrec_bls.huge_pages import HugePages
@@ -130,10 +131,13 @@ class Cut:
     def within(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yields the pages from `begin` to `end`, in their order: number of the piece, place in its
         segment, and bytes."""
-        for span, piece in self._in_order:
+        in_order = self._in_order
+        at = bisect_right(in_order, begin, key=lambda each: each[0].end)
+        for span, piece in islice(in_order, at, None):
             first, last = max(begin, span.begin), min(end, span.end)
-            if first < last:
-                yield piece.number, span.offset + first - span.begin, last - first
+            if first >= last:
+                return
+            yield piece.number, span.offset + first - span.begin, last - first
 
     @cached_property
     def _in_order(self) -> list[tuple[Span, Piece]]:

@@ -3,14 +3,13 @@
 docs/design/row-refresh.md says why nobody reads a row while it is written.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from torchrec_bls import _native
-from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.one_thread import one_torch_thread
 from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart
 from torchrec_bls.direct.part_index import Address, Label, Side, bytes_of
@@ -29,13 +28,15 @@ class _Pair:
     Attributes:
         pieces: pieces that have copies by number, with the one on each side. All other pieces are
             the same on both sides.
-        differ: by table, the rows in which the side that does not serve may differ from the one
-            that serves, int64. All pieces of these tables have copies.
+        differ: by table, the rows in which the side that does not serve differs from the one that
+            serves: those of the delta that serves, int64. All pieces of these tables have copies.
+        tried: by table, the rows that attempts to write the next version may have written, int64.
         sources: pieces that serve themselves as yet, of which copies were made, by number.
     """
 
     pieces: dict[int, tuple[HeldPiece, HeldPiece]] = field(default_factory=dict)
     differ: dict[str, torch.Tensor] = field(default_factory=dict)
+    tried: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[int, HeldPiece] = field(default_factory=dict)
 
 
@@ -88,29 +89,29 @@ class RowCopies:
         return made
 
     @one_torch_thread()
-    def write(self, side: Side, serving: Generation, deltas: RowDeltas) -> None:
+    def write(self, side: Side, serving: OwnerPart, deltas: RowDeltas) -> None:
         """Writes a version to the side that does not serve, which nobody reads.
 
         Args:
             side: that side.
-            serving: generation that serves.
+            serving: the part that serves.
             deltas: new rows.
         """
-        differ = self._pair.differ
+        tried = self._pair.tried
+        stale = [*self._pair.differ.items(), *tried.items()]
         # Before the first byte: whatever ends this, the next attempt writes these rows again.
         for table, (ids, _) in deltas.items():
-            differ[table] = torch.unique(torch.cat([differ.get(table, ids[:0]), ids]))
-        memory = torch.frombuffer(serving.window, dtype=torch.uint8)
-        for table, ids in differ.items():
-            delta = deltas.get(table)
-            if delta is not None:
-                ids = ids[torch.isin(ids, delta.ids, invert=True)]
+            tried[table] = torch.unique(torch.cat([tried[table], ids])) if table in tried else ids
+        served, written = serving.pieces, self.pieces(side, serving)
+        for table, ids in stale:
             for block in self._blocks([table]):
-                if delta is not None:
-                    self._write(side, block, *_in_block(delta, block))
                 rows = ids[_are_in(ids, block)] - block.first_row
-                served = memory[block.begin : block.end].view(block.rows, block.row_bytes)
-                self._write(side, block, rows, served[rows])
+                sources, places = self._places(served, block), self._places(written, block)
+                _native.copy_rows(sources, places, block.row_bytes, rows)
+        # After those, of which some may be the same.
+        for table, delta in deltas.items():
+            for block in self._blocks([table]):
+                _native.write_rows(self._places(written, block), *_in_block(delta, block))
 
     def pieces(self, side: Side, serving: OwnerPart) -> list[HeldPiece]:
         """Returns the pieces of a side by number.
@@ -160,12 +161,14 @@ class RowCopies:
         )
         return HeldPiece(segment, version, ())
 
-    def _write(self, side: Side, block: RowBlock, rows: torch.Tensor, stored: torch.Tensor) -> None:
-        pieces = [
-            (self._pair.pieces[number][side].segment, offset, size)
+    def _places(
+        self, pieces: Sequence[HeldPiece], block: RowBlock
+    ) -> list[tuple[_native.TableSegment, int, int]]:
+        """Returns where the rows of a block lie, as the native functions take it."""
+        return [
+            (pieces[number].segment, offset, size)
             for number, offset, size in self._cut.within(block.begin, block.end)
         ]
-        _native.write_rows(pieces, rows, stored)
 
     def _blocks(self, tables: Iterable[str]) -> Iterator[RowBlock]:
         for table in tables:
@@ -183,6 +186,7 @@ def _are_in(ids: torch.Tensor, block: RowBlock) -> torch.Tensor:
 
 def _in_block(delta: RowDelta, block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the rows of a block in a delta, counted from its first one, and what is stored."""
-    here = _are_in(delta.ids, block)
+    ends = torch.tensor([block.first_row, block.first_row + block.rows])
+    here = slice(*torch.searchsorted(delta.ids, ends).tolist())
     columns = slice(block.first_byte, block.first_byte + block.row_bytes)
     return delta.ids[here] - block.first_row, delta.stored[here, columns].contiguous()

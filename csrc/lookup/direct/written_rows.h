@@ -18,4 +18,11 @@ namespace bls {
 void write_rows(std::span<const SegmentPages> pieces, size_t row_bytes,
                 std::span<const int64_t> ids, const std::byte* rows);
 
+/// Copies rows of a table to segments that this process refreshes, as `write_rows` writes them.
+///
+/// `sources` are where the same table lies elsewhere, in pieces of the same sizes; or it throws
+/// std::invalid_argument.
+void copy_rows(std::span<const SegmentPages> sources, std::span<const SegmentPages> pieces,
+               size_t row_bytes, std::span<const int64_t> ids);
+
 }  // namespace bls

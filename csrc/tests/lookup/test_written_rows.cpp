@@ -135,6 +135,38 @@ TEST_CASE("rows are written where they lie, whichever pieces that is") {
   }
 }
 
+TEST_CASE("rows are copied to where the same table lies elsewhere") {
+  constexpr size_t kRow = 96, kPages = 6, kCount = kPages * kTablePage / kRow;
+  const TableSegment first = refreshed(6), second = refreshed(3), third = refreshed(4);
+  // Each half lies where it does in its segments.
+  const std::vector<SegmentPages> sources{{&first, kFirstPlace + 4 * kTablePage, 2 * kTablePage},
+                                          {&first, kFirstPlace, 4 * kTablePage}},
+      pieces{{&second, kFirstPlace + kTablePage, 2 * kTablePage},
+             {&third, kFirstPlace, 4 * kTablePage}};
+  std::mt19937_64 random(7);
+  for (const SegmentPages& source : sources) {
+    for (size_t byte = 0; byte < source.bytes; ++byte) {
+      first.writable()[source.offset + byte] = static_cast<std::byte>(random());
+    }
+  }
+  const TableWindow here(sources), there(pieces);
+  std::vector<std::byte> expected(kPages * kTablePage, std::byte{0});
+  std::vector<int64_t> ids{static_cast<int64_t>(2 * kTablePage / kRow)};  // in both halves
+  for (int i = 0; i < 40; ++i) ids.push_back(static_cast<int64_t>(random() % kCount));
+  for (const int64_t id : ids) {
+    const size_t at = static_cast<size_t>(id) * kRow;
+    std::memcpy(expected.data() + at, here.data() + at, kRow);
+  }
+  copy_rows(sources, pieces, kRow, ids);
+  CHECK(std::memcmp(there.data(), expected.data(), expected.size()) == 0);
+  const std::vector<SegmentPages> shorter{sources[0], {&first, kFirstPlace, 2 * kTablePage}};
+  for (const auto& other : {shorter, {sources[0]}, {sources[1], sources[0]}}) {
+    CHECK_THROWS_AS(copy_rows(other, pieces, kRow, ids), std::invalid_argument);
+  }
+  CHECK_THROWS_AS(copy_rows(sources, pieces, kRow, std::vector<int64_t>{kCount}),
+                  std::invalid_argument);
+}
+
 TEST_CASE("what can't be written as a whole is not begun") {
   const TableSegment segment = refreshed(1), constant = zeros_of(1, TableSegment::Kind::kConstant);
   const std::vector<SegmentPages> own{{&segment, kFirstPlace, kTablePage}};

@@ -113,8 +113,8 @@ class RowPublisher:
         # From here on until it is announced the side has no version, whatever ends this.
         self._lead.set_serial_on(side, 0)
         self._await_readers(side, end, deadline)
-        for (copies, _, of_module), generation in zip(in_order, serving, strict=True):
-            copies.write(side, generation, of_module)
+        for copies, part, of_module in in_order:
+            copies.write(side, part, of_module)
         parts: list[OwnerPart] = []
         for tables, new, (copies, part, of_module) in zip(
             self._tables.values(), made, in_order, strict=True

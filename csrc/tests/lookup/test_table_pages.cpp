@@ -90,6 +90,7 @@ size_t bytes_taken(const TableSegment& segment) {
 }
 
 bool host_has_them() {
+  if (emulator_lacks("pages of 2 MiB in /proc/self/smaps")) return false;
   const bool has = segment_in(HugePages::kTransparent).small_page_bytes() == 0;
   if (!has) MESSAGE("skipped: this host gives no transparent pages of 2 MiB to shared memory");
   return has;
@@ -103,6 +104,7 @@ size_t pages_of_host(const std::string& name) {
 }
 
 bool pool_has_them() {
+  if (emulator_lacks("pages of 2 MiB in /proc/self/smaps")) return false;
   const bool has = pages_of_host("free_hugepages") > 2 * kHugePages;
   if (!has) MESSAGE("skipped: this host's pool has too few pages of 2 MiB (vm.nr_hugepages)");
   return has;
@@ -167,6 +169,7 @@ TEST_CASE("a segment in transparent pages of 2 MiB is read through them by every
 }
 
 TEST_CASE("pages of 2 MiB that could not be had are counted, and small ones are there") {
+  if (emulator_lacks("PR_SET_THP_DISABLE")) return;
   REQUIRE(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
   const TableSegment segment = segment_in(HugePages::kTransparent);
   REQUIRE(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0) == 0);

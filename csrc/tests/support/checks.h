@@ -13,6 +13,17 @@ namespace bls::testing {
 
 using std::chrono::milliseconds;
 
+/// Whether an emulator of another processor runs this, which lacks `what` of the kernel; and says
+/// so.
+inline bool emulator_lacks([[maybe_unused]] const char* what) {
+#ifdef BLS_EMULATED
+  MESSAGE("skipped: an emulator has no " << what);
+  return true;
+#else
+  return false;
+#endif
+}
+
 /// Posts `text` to all other ranks.
 inline void post_text(Channel& channel, const std::string& text = "text") {
   Outgoing outgoing(channel.config().world_size);

@@ -70,6 +70,10 @@ class PlanSets:
         self._problem, self._programme = problem, programme
         self._memory = float(capacity.sum())
         self._pair = problem.op_pair[problem.option_op]
+        self._widths = [
+            [int(self._pair[width.argmax()]) for width in widths]
+            for widths in problem.collection_widths
+        ]
         self._order = count()
         self._waiting: list[tuple[float, int, PlanSet]] = []
         pairs = len(problem.charges)
@@ -105,13 +109,19 @@ class PlanSets:
     def _add(self, options: Flags, required: Flags, possible: Flags, bound: float) -> None:
         """Adds the plans of a set, which are known to be no less than `bound`."""
         problem, first = self._problem, self._problem.first_options
+        for widths in self._widths:
+            if required[widths].any():
+                # A collection has one width.
+                possible[widths] &= required[widths]
         options = options & possible[self._pair]
         if np.isfinite(self.below) and np.maximum.reduceat(options, first).all():
             options = options_left(problem, options, required, self.below).options
         if not np.maximum.reduceat(options, first).all():
             return
         needed = np.bincount(self._pair[options], minlength=len(required)) > 0
-        if (required & ~needed).any() or least_memory(problem, options)[0] > self._memory:
+        if (required & ~needed).any() or any(required[each].sum() > 1 for each in self._widths):
+            return
+        if least_memory(problem, options)[0] > self._memory:
             return
         self.solved += 1
         solution = self._programme.solved(options, required, possible)

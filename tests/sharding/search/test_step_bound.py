@@ -162,7 +162,9 @@ def test_the_set_of_each_plan_is_found_the_least_bound_first() -> None:
     tables = [replace(table, pooled=table.module == "m0", dim=64) for table in drawn.tables]
     problem = make_problem(Workload(tables, drawn.reuse), roomy(4), AdditiveTestCosts())
     capacity, every = np.full(4, EVERY), np.ones(len(problem.options), bool)
-    found = list(PlanSets(problem, Programme(problem, capacity), capacity, every))
+    sets = PlanSets(problem, Programme(problem, capacity), capacity, every)
+    found = list(sets)
+    assert sets.unsolved == np.inf
     bounds = [plans.solution.bound for plans in found]
     assert bounds == sorted(bounds)
     # Three types of a module; of the other one table-wise, row-wise, and one width of three or

@@ -82,29 +82,28 @@ class PlanSets:
     def __iter__(self) -> Iterator[PlanSet]:
         """Yields the sets, those with the least bound first."""
         while self._waiting:
-            bound, _, waiting = heapq.heappop(self._waiting)
+            _, _, waiting = heapq.heappop(self._waiting)
             undecided = np.abs(waiting.solution.used - 0.5)
             if undecided.min() < 0.5 - _ROUNDING:
-                self._divide(waiting, [int(undecided.argmin())], bound)
+                for use in (False, True):
+                    self._add_part(waiting, {int(undecided.argmin()): use})
                 continue
             used = waiting.solution.used > 0.5
             options = waiting.options & used[self._pair]
             yield replace(waiting, options=options, required=used, possible=used)
-            free = np.flatnonzero(waiting.possible & ~waiting.required)
-            self._divide(waiting, free.tolist(), bound, used)
+            # All other plans, by the first pair in which they differ from these.
+            as_these: dict[int, bool] = {}
+            for pair in np.flatnonzero(waiting.possible & ~waiting.required).tolist():
+                use = bool(used[pair])
+                self._add_part(waiting, {**as_these, pair: not use})
+                as_these[pair] = use
 
-    def _divide(
-        self, plans: PlanSet, pairs: list[int], bound: float, apart: Flags | None = None
-    ) -> None:
-        """Adds the plans by the first of `pairs` that they use otherwise than `apart`; without it,
-        those that use a pair, and those that don't."""
+    def _add_part(self, plans: PlanSet, uses: dict[int, bool]) -> None:
+        """Adds those of some plans that use, or don't use, certain pairs."""
         required, possible = plans.required.copy(), plans.possible.copy()
-        for pair in pairs:
-            for use in (False, True) if apart is None else (not apart[pair],):
-                required[pair] = possible[pair] = use
-                self._add(plans.options, required.copy(), possible.copy(), bound)
-            if apart is not None:
-                required[pair] = possible[pair] = apart[pair]
+        pairs = list(uses)
+        required[pairs] = possible[pairs] = list(uses.values())
+        self._add(plans.options, required, possible, plans.solution.bound)
 
     def _add(self, options: Flags, required: Flags, possible: Flags, bound: float) -> None:
         """Adds the plans of a set, which are known to be no less than `bound`."""

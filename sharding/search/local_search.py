@@ -36,11 +36,12 @@ def improve(placement: Placement, allowed: NDArray[np.bool_], goal: float) -> Pl
         placement.squarings = squarings
         # A phase must count for what it takes: its slowest rank, which may be far above the mean.
         placement.rescale()
+        least, shards = best.cost, _Shards(placement)
         for _ in range(_STEPS):
-            if best.cost <= goal or not _step(placement, allowed):
+            if least <= goal or not _step(placement, allowed, shards):
                 break
-            if placement.cost < best.cost:
-                best = placement.copy()
+            if (cost := placement.cost) < least:
+                least, best = cost, placement.copy()
     best.settle()
     return best
 
@@ -66,11 +67,10 @@ def polish(placement: Placement, allowed: NDArray[np.bool_]) -> None:
     placement.settle()
 
 
-def _step(placement: Placement, allowed: NDArray[np.bool_]) -> bool:
+def _step(placement: Placement, allowed: NDArray[np.bool_], shards: _Shards) -> bool:
     """Makes the best change that takes load off one of the slowest ranks; False if none does."""
     penalties = placement.penalty(placement.loads)
     enough = -1e-9 * float(penalties.sum())
-    shards = _Shards.of(placement)
     slowest = np.argsort(-penalties, kind="stable")[:_PATIENCE].tolist()
     for rank in slowest:
         exchange = _best_exchange(placement, shards, rank, penalties)
@@ -85,28 +85,37 @@ def _step(placement: Placement, allowed: NDArray[np.bool_]) -> bool:
         if other.gain < enough:
             placement.take(other.table)
             placement.put(other.option, other.ranks)
+            shards.list_anew(placement)
             return True
     return False
 
 
-@dataclass(frozen=True)
 class _Shards:
-    """The shards of a placement that may be on any rank, table after table."""
+    """The shards of a placement that may be on any rank, table after table.
 
-    table: NDArray[np.intp]
-    rank: NDArray[np.intp]
-    option: NDArray[np.intp]
-    index: NDArray[np.intp]  # number of the shard within its table
+    Args:
+        placement: complete plan.
 
-    @staticmethod
-    def of(placement: Placement) -> _Shards:
+    Attributes:
+        table: (shards).
+        rank: (shards).
+        option: (shards).
+        index: (shards), number of the shard within its table.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self.list_anew(placement)
+
+    def list_anew(self, placement: Placement) -> None:
+        """Makes this the shards of a placement, some of whose tables have other options."""
         spreads = placement.problem.option_spread[placement.option]
         tables = np.flatnonzero(spreads == ANY_RANKS)
         counts = placement.problem.option_shards[placement.option[tables]]
-        table = np.repeat(tables, counts)
-        rank = np.concatenate([[], *(placement.ranks[each] for each in tables)]).astype(np.intp)
-        index = np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return _Shards(table, rank, placement.option[table], index)
+        none = np.empty(0, np.intp)
+        self.table = np.repeat(tables, counts)
+        self.rank = np.concatenate([none, *(placement.ranks[each] for each in tables.tolist())])
+        self.option = placement.option[self.table]
+        self.index = np.arange(len(self.table)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,7 @@ def _exchange(placement: Placement, shards: _Shards, exchange: _Exchange) -> Non
             continue
         option, ranks = placement.take(int(shards.table[shard]))
         ranks = ranks.copy()
-        ranks[shards.index[shard]] = to
+        ranks[shards.index[shard]] = shards.rank[shard] = to
         placement.put(option, ranks)
 
 

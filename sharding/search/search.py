@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,13 @@ from .infeasible import (
     InfeasiblePlanError,
     explain,
     explain_packing,
+    fits_somewhere,
+    least_memory,
 )
 from .local_search import improve, polish
-from .option_sets import PlanOptions, option_sets
 from .placement import Placement
-from .relaxation import relaxed_choice
+from .plan_sets import PlanSets, needless
+from .programme import Flags, Programme, relaxed_choice
 from .slot_memory import least_slots, memory_for_shards, slots_of
 from .step_bound import step_bound
 
@@ -28,14 +31,14 @@ from .step_bound import step_bound
 _SHARES = (1.0, 0.7, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.18, 0.125, 0.09)
 # When options are chosen, a full memory counts as this many times the lower bound.
 _PRICES = (0.0, 0.3, 3.0, 1e6)
-# A plan this near to the expected time of its set of options is not improved further.
+# A plan this near to the bound of its set of options is not improved further.
 _NEAR = 1.002
 # Number of first plans that are improved; fewer for larger problems.
 _STARTS, _STARTS_OF_LARGE, _LARGE = 3, 1, 500
 # First plans for each set of a large problem: placing a thousand tables takes a tenth of a second.
 _PLACED_OF_LARGE = 2
-# Number of sets of options that are searched, the most promising first, beside the sets of one way.
-# If they give no plan, the largest other set follows. Large problems get fewer.
+# Number of sets of options that are searched, those with the least bound, beside the sets of one
+# way. Large problems get fewer. If they give no plan, the set that takes least memory follows.
 _SETS, _SETS_OF_LARGE = 4, 2
 # Attempts to find room for the slots of the bounded-lag channels, whose size depends on the plan.
 _ATTEMPTS = 5
@@ -58,6 +61,23 @@ class SearchResult:
     lower_bound: float
     placement: Placement
     others: tuple[SearchResult, ...] = ()
+
+
+@dataclass(frozen=True)
+class OptionSet:
+    """Options that a plan may use.
+
+    Attributes:
+        allowed: (options), whether each is in the set.
+        bound: microseconds that no plan of them is below.
+        pairs: (pairs), those of the options.
+        one_way: whether all have the same sharding type.
+    """
+
+    allowed: Flags
+    bound: float
+    pairs: Flags
+    one_way: bool = False
 
 
 def search(problem: Problem) -> SearchResult:
@@ -172,22 +192,23 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
     reserved = float(np.max(problem.job.memory_bytes) - capacity.max())
     if capacity.min() < 0:
         raise explain(problem, capacity, reserved)
-    promising = option_sets(problem, capacity)
-    if not promising:
+    usable = fits_somewhere(problem, capacity)
+    needed, of_least_memory = least_memory(problem, usable)
+    if needed > capacity.sum():
         raise explain(problem, capacity, reserved)
-    starts: list[tuple[float, Placement, PlanOptions]] = []
+    programme = Programme(problem, capacity)
+    sets = _option_sets(problem, programme, usable, capacity)
+    pair = problem.op_pair[problem.option_op[of_least_memory]]
+    used = np.bincount(pair, minlength=len(problem.charges)) > 0
+    last = OptionSet(of_least_memory, 0.0, used)
+    starts: list[tuple[float, Placement, OptionSet]] = []
     nearest: list[tuple[Placement, list[int]]] = []
     large = len(problem.options) >= _LARGE
     most = _PLACED_OF_LARGE if large else len(_SHARES)
-    # People try one way for all tables by hand. The result must not be worse.
-    sets = _SETS_OF_LARGE if large else _SETS
-    first = [*promising[:sets], *(each for each in promising[sets:] if each.number == 1)]
-    others = [options for options in promising[sets:] if options.number > 1]
-    others.sort(key=lambda options: -int(options.allowed.sum()))
-    for number, options in enumerate([*first, *others[:1]]):
-        if number == len(first) and starts:
+    for number, options in enumerate([*sets, last]):
+        if number == len(sets) and starts:
             break
-        found, left = _starts(problem, options, capacity, most)
+        found, left = _starts(problem, programme, options, capacity, most)
         starts.extend((start.cost, start, options) for start in found)
         nearest.extend(left)
     if not starts:
@@ -195,22 +216,55 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
         raise explain_packing(placement, left_over, len(nearest), reserved)
     plans = []
     for start, options in _worth_improving(starts, large):
-        plan = improve(start, options.allowed, options.expected * _NEAR)
+        plan = improve(start, options.allowed, options.bound * _NEAR)
         polish(plan, options.allowed)
         plans.append(plan)
     return sorted(plans, key=lambda plan: plan.cost)
 
 
+def _option_sets(
+    problem: Problem, programme: Programme, usable: Flags, capacity: NDArray[np.float64]
+) -> list[OptionSet]:
+    """Returns the most promising sets of the usable options to search plans in."""
+    most = _SETS_OF_LARGE if len(problem.options) >= _LARGE else _SETS
+    every = PlanSets(problem, programme, capacity, usable & ~needless(problem))
+    found = [OptionSet(p.options, p.solution.bound, p.required) for p in islice(every, most)]
+    # People try one way for all tables by hand. The result must not be worse.
+    for of_way in _of_one_way(problem, usable):
+        for plans in islice(PlanSets(problem, programme, capacity, of_way), 1):
+            found = [each for each in found if (each.allowed != plans.options).any()]
+            bound = plans.solution.bound
+            found.append(OptionSet(plans.options, bound, plans.required, one_way=True))
+    return found
+
+
+def _of_one_way(problem: Problem, usable: Flags) -> Iterator[Flags]:
+    """Yields the options of each sharding type, if every table has one.
+
+    Column-wise sharding counts as one way for EmbeddingBagCollections and as another one for
+    EmbeddingCollections.
+    """
+    ways = [
+        (kind, kind == COLUMN_WISE and not problem.tables[option.table].pooled)
+        for option in problem.options
+        for kind in [option.sharding_type]
+    ]
+    for chosen in sorted(set(ways)):
+        of_way = usable & np.array([way == chosen for way in ways])
+        if np.maximum.reduceat(of_way, problem.first_options).all():
+            yield of_way
+
+
 def _worth_improving(
-    starts: list[tuple[float, Placement, PlanOptions]], large: bool
-) -> list[tuple[Placement, PlanOptions]]:
+    starts: list[tuple[float, Placement, OptionSet]], large: bool
+) -> list[tuple[Placement, OptionSet]]:
     """Returns the best of all first plans; if the problem is not large, also the best of each
     way."""
     ordered = [entry[1:] for entry in sorted(starts, key=lambda entry: entry[0])]
     if large:
         return ordered[:_STARTS_OF_LARGE]
     chosen = ordered[:_STARTS]
-    ways = {id(options): options for _, options in ordered if options.number == 1}
+    ways = {id(options): options for _, options in ordered if options.one_way}
     for way in ways.values():
         of_way = [entry for entry in ordered if entry[1] is way][:_STARTS]
         chosen += [entry for entry in of_way if not any(entry is each for each in chosen)]
@@ -218,24 +272,27 @@ def _worth_improving(
 
 
 def _starts(
-    problem: Problem, options: PlanOptions, capacity: NDArray[np.float64], most: int
+    problem: Problem,
+    programme: Programme,
+    options: OptionSet,
+    capacity: NDArray[np.float64],
+    most: int,
 ) -> tuple[list[Placement], list[tuple[Placement, list[int]]]]:
     """Returns up to `most` first plans of a set, and the plans that the memory had no room for."""
+    phases = max(options.bound - float(problem.charges[options.pairs].sum()), 0.0)
     starts: list[Placement] = []
     unfinished: list[tuple[Placement, list[int]]] = []
     for price in _PRICES:
-        per_byte = price * options.bound / max(float(capacity.mean()), 1.0)
+        per_byte = price * phases / max(float(capacity.mean()), 1.0)
         choices = {
             chosen.tobytes(): chosen
             for share in _SHARES
-            for chosen in [
-                choose_options(problem, options.allowed, share * options.bound, per_byte)
-            ]
+            for chosen in [choose_options(problem, options.allowed, share * phases, per_byte)]
         }
         in_order = sorted(choices.values(), key=lambda chosen: at_best(problem, chosen))
-        relaxed = relaxed_choice(problem, options.allowed, capacity) if price == 0 else None
-        if relaxed is not None:
-            in_order.insert(0, relaxed)
+        if price == 0:
+            relaxed = relaxed_choice(programme, problem, options.allowed, options.pairs)
+            in_order = in_order if relaxed is None else [relaxed, *in_order]
         for chosen in in_order:
             placement, left = place(problem, chosen, capacity, per_byte)
             if left:

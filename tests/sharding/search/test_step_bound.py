@@ -1,4 +1,4 @@
-"""The lower bound against the best of all plans, and the sets of ways that it looks at."""
+"""The lower bound against the best of all plans, and the sets of plans that it looks at."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,8 @@ from torchrec_bls.sharding.problem.tables import (
     Workload,
 )
 from torchrec_bls.sharding.search.placement import Placement
-from torchrec_bls.sharding.search.plan_families import plan_families
+from torchrec_bls.sharding.search.plan_sets import PlanSets, needless
+from torchrec_bls.sharding.search.programme import Programme
 from torchrec_bls.sharding.search.step_bound import step_bound
 
 from tests.sharding.additive_costs import AdditiveTestCosts, random_workload, roomy
@@ -68,6 +69,13 @@ def all_placements(problem: Problem) -> Iterator[Placement]:
         for option, ranks in plan:
             placement.put(option, ranks)
         yield placement
+
+
+def pairs_of(placement: Placement) -> np.ndarray:
+    """Returns which pairs of module and group a plan uses, (pairs)."""
+    problem = placement.problem
+    used = problem.op_pair[problem.option_op[placement.option]]
+    return np.asarray(np.bincount(used, minlength=len(problem.charges)) > 0)
 
 
 @st.composite
@@ -149,26 +157,37 @@ def test_tables_on_all_ranks_leave_less_room_for_the_others() -> None:
     assert step_bound(problem, np.full(4, EVERY), 10 * best) >= 0.999 * best
 
 
-def test_sets_of_ways_are_all_there_are_the_least_first() -> None:
-    drawn = random_workload(4, 6, modules=3)
-    tables = [replace(table, pooled=table.module != "m2", dim=64) for table in drawn.tables]
+def test_the_set_of_each_plan_is_found_the_least_bound_first() -> None:
+    drawn = random_workload(4, 3, modules=2)
+    tables = [replace(table, pooled=table.module == "m0", dim=64) for table in drawn.tables]
     problem = make_problem(Workload(tables, drawn.reuse), roomy(4), AdditiveTestCosts())
-    every = np.ones(len(problem.options), bool)
-    found = list(plan_families(problem, every))
-    times = [ways.at_least for ways in found]
-    assert times == sorted(times)
-    assert len({ways.options.tobytes() for ways in found}) == len(found)
-    # Three types of two modules; of the third table-wise, row-wise, and one width of three or none.
-    assert len(found) == 7 * 7 * (4 * 4 - 1)
-    for ways in found[:50]:
-        groups = {
-            (problem.tables[problem.options[number].table].module, problem.options[number].group)
-            for number in np.flatnonzero(ways.options)
-        }
-        assert ways.charges == pytest.approx(problem.charges[0] * len(groups))
-        assert len({group for module, group in groups if module == "m2" and "/" in group}) <= 1
+    capacity, every = np.full(4, EVERY), np.ones(len(problem.options), bool)
+    sets = PlanSets(problem, Programme(problem, capacity), capacity, every)
+    found = list(sets)
+    assert sets.unsolved == np.inf
+    bounds = [plans.solution.bound for plans in found]
+    assert bounds == sorted(bounds)
+    # Three types of a module; of the other one table-wise, row-wise, and one width of three or
+    # none.
+    assert len(found) == 7 * (4 * 4 - 1)
+    by_pairs = {plans.required.tobytes(): plans for plans in found}
+    assert len(by_pairs) == len(found)
+    for placement in all_placements(problem):
+        plans = by_pairs[pairs_of(placement).tobytes()]
+        assert plans.options[placement.option].all()
+        assert plans.solution.bound <= placement.cost * (1 + 1e-9)
 
 
-def test_what_fits_nowhere_has_no_ways() -> None:
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(problems())
+def test_what_is_needless_is_in_no_plan_that_is_better_than_all_others(problem: Problem) -> None:
+    without = ~needless(problem)
+    best = min(each.cost for each in all_placements(problem) if without[each.option].all())
+    assert best <= least_objective(problem) * (1 + 1e-9)
+
+
+def test_what_fits_nowhere_has_no_sets() -> None:
     problem = make_problem(random_workload(0, 2, (COLUMN_WISE,)), roomy(2), AdditiveTestCosts())
-    assert not list(plan_families(problem, np.zeros(len(problem.options), bool)))
+    capacity = np.full(2, EVERY)
+    none = np.zeros(len(problem.options), bool)
+    assert not list(PlanSets(problem, Programme(problem, capacity), capacity, none))

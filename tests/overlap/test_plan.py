@@ -161,8 +161,7 @@ def test_files(tmp_path: Path) -> None:
     replace(plan, origin=again.origin, trial=None).save(path)
     assert load_plan(path, profile).trial is None
     for mode in content["modes"]:  # of an older version
-        del mode["threads"]
-        mode |= {"draws": [mode["times"]], "channels": None, "held_out_percent": 4.0}
+        mode |= {"draws": [mode["times"]], "channels": None, "threads": 2, "held_out_percent": 4.0}
         mode["times"] |= dict.fromkeys(("behind_us", "wake_us", "cold_us", "hook_us"), 9.0)
     path.write_text(json.dumps(content))
     assert load_plan(path, profile) == again

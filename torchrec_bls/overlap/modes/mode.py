@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from torchrec_bls.overlap.modes.contention import ModeTimes
-from torchrec_bls.records import Positive, Ranks, Record, decode
+from torchrec_bls.records import Ranks, Record, decode
 from torchrec_bls.sharding.costs.profile import Profile, ProfileError
 
 _CURE = "make it anew with `torchrec-bls calibrate --overlap`"
@@ -18,19 +18,17 @@ _CURE = "make it anew with `torchrec-bls calibrate --overlap`"
 
 @dataclass(frozen=True)
 class Mode:
-    """A way for gradients to travel: by a number of threads, or encoded.
+    """A way for gradients to travel: as float32, or encoded.
 
     Attributes:
         name: name of the mode, for people and for plans.
         times: fitted times.
         changes_values: whether averages differ from float32's, as codecs' do.
-        threads: number of threads, or CTAs of a GPU, that send; None: as many as the backend likes.
     """
 
     name: str
     times: ModeTimes
     changes_values: bool = False
-    threads: Positive | None = None
 
 
 #: (backend, world size) to the modes of such a group.

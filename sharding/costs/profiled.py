@@ -185,9 +185,7 @@ class ProfiledCosts:
             return lookups[work.pooled, BY_EXCHANGE]
         if (work.pooled, direction) not in lookups:
             kind = "pooled" if work.pooled else "unpooled"
-            raise ProfileError(
-                f"profile {self._profile.name} has no {kind} lookup {direction}: calibrate again"
-            )
+            raise ProfileError(f"{self._profile} has no {kind} lookup {direction}: calibrate again")
         return lookups[work.pooled, direction]
 
     def _nearest(
@@ -202,8 +200,7 @@ class ProfiledCosts:
             return self._nearest(operation, "bls", world_size, ranks_per_core)
         if not known:
             raise ProfileError(
-                f"profile {self._profile.name} has no {operation} on backend {backend!r}:"
-                " calibrate again"
+                f"{self._profile} has no {operation} on backend {backend!r}: calibrate again"
             )
         return known[self._closest(known, world_size, ranks_per_core)]
 

@@ -145,7 +145,7 @@ def test_the_modes_of_a_group() -> None:
     ("path", "value", "message"),
     [
         ((0, "world_size"), 1, r"overlap\[0\].world_size: expected int >= 2, got 1"),
-        ((1, "backend"), "gloo", "2 lists of modes are of gloo among 2 ranks: make it"),
+        ((1, "backend"), "gloo", "2 lists of modes are of gloo among 2 ranks"),
         ((0, "backend"), KeyError, "'backend' is missing"),
         ((0, "modes"), [], r"modes: expected array of length >= 1, got \[\]"),
         ((0, "modes", 1, "name"), "float32", "modes have the names .'float32', 'float32'."),
@@ -164,7 +164,19 @@ def test_the_modes_of_a_group() -> None:
         ((0, "modes", 1, "times"), KeyError, "'times' is missing"),
     ],
 )
-def test_an_overlap_that_cannot_be_used(path: tuple[Any, ...], value: Any, message: str) -> None:
-    record = changed(with_overlap(), ("overlap", *path), value)
-    with pytest.raises(ProfileError, match=message):
-        overlap_of(profile_from_json(json.dumps(record), "profile"))
+def test_an_overlap_that_cannot_be_used(
+    tmp_path: Path, path: tuple[Any, ...], value: Any, message: str
+) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(changed(with_overlap(), ("overlap", *path), value)))
+    with pytest.raises(ProfileError, match=message) as caught:
+        overlap_of(load_profile(file))
+    assert str(caught.value).startswith(f"profile {file}: ")
+    assert 'remove its section "overlap", and measure it anew' in str(caught.value)
+
+
+def test_a_group_that_was_not_measured_is_missed_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    with_overlap().save(file)
+    with pytest.raises(ProfileError, match=rf"^profile {file} does not say how .* among 4 ranks"):
+        modes_of(load_profile(file), "bls", 4)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from ..problem.options import Problem
 from ..problem.tables import COLUMN_WISE, TABLE_WISE, PlacedTable
@@ -184,7 +186,8 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
     first = [*promising[:sets], *(each for each in promising[sets:] if each.number == 1)]
     others = [options for options in promising[sets:] if options.number > 1]
     others.sort(key=lambda options: -int(options.allowed.sum()))
-    for number, options in enumerate([*first, *others[:1]]):
+    tried = tqdm([*first, *others[:1]], **_progress("placing tables", "set of options"))
+    for number, options in enumerate(tried):
         if number == len(first) and starts:
             break
         found, left = _starts(problem, options, capacity, most)
@@ -194,11 +197,18 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
         placement, left_over = min(nearest, key=lambda attempt: len(attempt[1]))
         raise explain_packing(placement, left_over, len(nearest), reserved)
     plans = []
-    for start, options in _worth_improving(starts, large):
+    for start, options in tqdm(
+        _worth_improving(starts, large), **_progress("improving plans", "plan")
+    ):
         plan = improve(start, options.allowed, options.expected * _NEAR)
         polish(plan, options.allowed)
         plans.append(plan)
     return sorted(plans, key=lambda plan: plan.cost)
+
+
+def _progress(what: str, unit: str) -> dict[str, Any]:
+    # A thousand tables take half a minute. Without a terminal nobody looks.
+    return {"desc": what, "unit": unit, "leave": False, "disable": None}
 
 
 def _worth_improving(

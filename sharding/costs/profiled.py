@@ -57,7 +57,7 @@ class ProfiledCosts:
     def marginal_forward(self, works: Sequence[LookupWork]) -> Floats:
         """Returns what each shard adds to a forward, (len(works),) float64 microseconds.
 
-        Their sum, with `op_forward` for each op of FBGEMM's, is exactly `lookup_forward`.
+        Their sum, with the profile's `op_us` for each op of FBGEMM's, is exactly `lookup_forward`.
         """
         return self._marginal(works, "forward", Ops.alone(len(works)))
 
@@ -69,14 +69,6 @@ class ProfiledCosts:
             ops: op of each shard; None: each is alone. Only unpooled shards depend on it.
         """
         return self._marginal(works, "backward", Ops.alone(len(works)) if ops is None else ops)
-
-    def op_forward(self, pooled: bool = True) -> float:
-        """Returns the microseconds of a forward of FBGEMM before any shard."""
-        return self._profile.lookups[pooled, "forward"].op_us
-
-    def op_backward(self, pooled: bool = True) -> float:
-        """Returns the microseconds of a fused backward before any shard."""
-        return self._profile.lookups[pooled, "backward"].op_us
 
     def all_to_all(
         self,

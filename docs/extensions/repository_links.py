@@ -1,8 +1,8 @@
-"""Links from pages to files of the repository that lie outside of docs/.
+"""Links from pages to files outside of docs/, and from docstrings to pages.
 
 Pages link to each other and to sources by relative paths, so that they work in a checkout. The site
 has a page for each source that is linked, under files/, and shows the repository's own pages
-(CONTRIBUTING.md and the like) in the place of stubs.
+(CONTRIBUTING.md and the like) in the place of stubs. Docstrings name pages by their paths.
 """
 
 import html
@@ -30,6 +30,7 @@ STUBS = {
 }
 _PAGE_OF = {ROOT / path: page for page, path in STUBS.items()} | {ROOT / "README.md": "index"}
 _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+_NAMED_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md\b")
 
 
 def _sources() -> set[Path]:
@@ -78,6 +79,12 @@ def _read_page(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = _rewrite(source[0], (DOCS / docname).parent, docname)
 
 
+def _link_named_pages(
+    app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]
+) -> None:
+    lines[:] = [_NAMED_PAGE.sub(r":doc:`/\1`", line) for line in lines]
+
+
 def _pages_of_sources(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     highlighter = PygmentsBridge("html", app.config.pygments_style)
     for path in sorted(_sources()):
@@ -98,4 +105,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Connects the hooks."""
     app.connect("source-read", _read_page)
     app.connect("html-collect-pages", _pages_of_sources)
+    app.connect("autodoc-process-docstring", _link_named_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -75,9 +75,7 @@ class LookupConfiguration:
         return sum(table.rows * table.dim for table in self.tables) * self.weight_bytes
 
 
-def draw_lookups(
-    count: int, *, seed: int, memory_bytes: int, unpooled_share: float = 0.25
-) -> list[LookupConfiguration]:
+def draw_lookups(count: int, *, seed: int, memory_bytes: int) -> list[LookupConfiguration]:
     """Draws configurations. The first ones do not depend on how many follow.
 
     Rows, samples and pooling factors are log-uniform. Two of three configurations have tables that
@@ -87,17 +85,12 @@ def draw_lookups(
         count: number of configurations.
         seed: seed, not negative.
         memory_bytes: bytes that the weights of one configuration may take.
-        unpooled_share: share of configurations without pooling.
     """
-    return [
-        _draw(np.random.default_rng([seed, i]), memory_bytes, unpooled_share) for i in range(count)
-    ]
+    return [_draw(np.random.default_rng([seed, i]), memory_bytes) for i in range(count)]
 
 
-def _draw(
-    random: np.random.Generator, memory_bytes: int, unpooled_share: float
-) -> LookupConfiguration:
-    pooled = bool(random.random() >= unpooled_share)
+def _draw(random: np.random.Generator, memory_bytes: int) -> LookupConfiguration:
+    pooled = bool(random.random() >= 0.25)
     weight_bytes: Literal[4, 2] = 4 if random.random() < 0.75 else 2
     tables = int(random.choice([1, 1, 2, 3, 4, 6, 8, MOST_TABLES]))
     samples = round(_log_uniform(random, LEAST_SAMPLES, MOST_SAMPLES))

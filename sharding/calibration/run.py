@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -42,6 +43,10 @@ _CARRIERS = (*_BACKENDS, "tcp")
 _STEP_MODELS_PER_MINUTE = 1.4
 _LEAST_STEP_MODELS, _MOST_STEP_MODELS = 3, 16
 _STEP_TURNS = 15
+
+_Task = TypeVar("_Task")
+#: Fields of an entry in the records.
+_Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -106,13 +111,14 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
         initial=min(done, total),
         bar_format="{desc}{percentage:3.0f} %|{bar}| {elapsed}<{remaining}",
     ) as bar:
-        _memory(records, settings, bar)
+        run = _Run(settings, records, bar)
+        _memory(run)
         for visit in range(LOOKUP_VISITS):
-            _lookups(records, settings, visit, bar)
+            _lookups(run, visit)
             if visit in _COLLECTIVE_VISITS:
-                _collectives(records, settings, visit, bar)
-            _retests(records, settings, visit, bar)
-        _steps(records, settings, machine.cores, bar)
+                _collectives(run, visit)
+            _retests(run, visit)
+        _steps(run, machine.cores)
     profile = fit_profile(
         records.entries,
         name=name,
@@ -124,28 +130,64 @@ def calibrate(out: Path, name: str, settings: Settings) -> Profile:
     return profile
 
 
-def _memory(records: Records, settings: Settings, bar: Any) -> None:
-    if not records.of("memory"):
-        bar.set_description("memory")
+@dataclass(frozen=True)
+class _Run:
+    """A calibration that goes on from what is recorded."""
+
+    settings: Settings
+    records: Records
+    bar: Any
+
+    def measure(
+        self,
+        kind: str,
+        names: tuple[str, ...],
+        todo: dict[tuple[Any, ...], _Task],
+        measured: Callable[[list[_Task]], Iterable[list[_Fields]]],
+    ) -> None:
+        """Measures and records what is not recorded yet.
+
+        Args:
+            kind: kind of the measurements.
+            names: fields that tell them apart.
+            todo: what to measure, by the values of these fields.
+            measured: measures a list of such things, or as many of its first as there is time for.
+                It yields the other fields of those that it measured together.
+        """
+        done = {tuple(entry[name] for name in names) for entry in self.records.of(kind)}
+        missing = {key: task for key, task in todo.items() if key not in done}
+        if not missing:
+            return
+        keys = iter(missing)
         start = time.monotonic()
-        entry = measure_memory(settings.memory_bytes)
-        _add(records, "memory", time.monotonic() - start, entry, bar)
+        for together in measured([*missing.values()]):
+            seconds = (time.monotonic() - start) / len(together)
+            for fields in together:
+                own = dict(zip(names, next(keys), strict=True))
+                self.records.add(kind, seconds, {**own, **fields})
+                self.bar.update(min(seconds, max(self.bar.total - self.bar.n, 0)))
+            start = time.monotonic()
 
 
-def _lookups(records: Records, settings: Settings, visit: int, bar: Any) -> None:
-    bar.set_description(f"lookups, visit {visit + 1} of {LOOKUP_VISITS}")
+def _memory(run: _Run) -> None:
+    run.bar.set_description("memory")
+    todo = {(): run.settings.memory_bytes}
+    run.measure("memory", (), todo, lambda sizes: ([measure_memory(size)] for size in sizes))
+
+
+def _lookups(run: _Run, visit: int) -> None:
+    run.bar.set_description(f"lookups, visit {visit + 1} of {LOOKUP_VISITS}")
+    todo = _drawn(run.records)
     if visit == 0:
-        drawn = draw_lookups(_MOST_LOOKUPS, seed=settings.seed, memory_bytes=settings.memory_bytes)
-        todo = dict(enumerate(drawn))
-    else:
-        todo = _drawn(records)
-    _measure_lookups(records, "lookup", visit, todo, _LOOKUPS, settings, bar)
+        seed, memory_bytes = run.settings.seed, run.settings.memory_bytes
+        todo = dict(enumerate(draw_lookups(_MOST_LOOKUPS, seed=seed, memory_bytes=memory_bytes)))
+    _measure_lookups(run, "lookup", visit, todo, _LOOKUPS)
 
 
-def _retests(records: Records, settings: Settings, visit: int, bar: Any) -> None:
-    bar.set_description(f"lookups again, visit {visit + 1} of {LOOKUP_VISITS}")
-    todo = dict(list(_drawn(records).items())[::_RETEST_EVERY])
-    _measure_lookups(records, "retest", visit, todo, _RETESTS, settings, bar)
+def _retests(run: _Run, visit: int) -> None:
+    run.bar.set_description(f"lookups again, visit {visit + 1} of {LOOKUP_VISITS}")
+    todo = dict(list(_drawn(run.records).items())[::_RETEST_EVERY])
+    _measure_lookups(run, "retest", visit, todo, _RETESTS)
 
 
 def _drawn(records: Records) -> dict[int, LookupConfiguration]:
@@ -156,86 +198,62 @@ def _drawn(records: Records) -> dict[int, LookupConfiguration]:
 
 
 def _measure_lookups(
-    records: Records,
-    kind: str,
-    visit: int,
-    todo: dict[int, LookupConfiguration],
-    share: float,
-    settings: Settings,
-    bar: Any,
+    run: _Run, kind: str, visit: int, todo: dict[int, LookupConfiguration], share: float
 ) -> None:
     # FBGEMM is imported only by processes that measure.
     from .lookups import LookupTimer, on_one_core
 
-    def done() -> list[dict[str, Any]]:
-        return [entry for entry in records.of(kind) if entry["visit"] == visit]
-
     # Later visits measure as many as the first had time for.
-    limit = share * 60 * settings.minutes / LOOKUP_VISITS * (1 if visit == 0 else 1.3)
-    timer = LookupTimer(settings.optimizer)
-    described = set(_drawn(records))
-    missing = sorted(set(todo) - {entry["index"] for entry in done()})
-    # The recorded time decides. A run that goes on after a stop decides in the same way, so that an
-    # ended visit stays ended.
-    with on_one_core():
-        while missing and (
-            sum(entry["seconds"] for entry in done()) < limit or len(described) < _LEAST_LOOKUPS
-        ):
-            start = time.monotonic()
-            group = _together(missing, todo, settings.memory_bytes)
+    limit = share * 60 * run.settings.minutes / LOOKUP_VISITS * (1 if visit == 0 else 1.3)
+    described = set(_drawn(run.records))
+
+    def is_time_left() -> bool:
+        # The recorded time decides. A run that goes on after a stop decides in the same way, so
+        # that an ended visit stays ended.
+        seconds = (each["seconds"] for each in run.records.of(kind) if each["visit"] == visit)
+        return sum(seconds) < limit or len(described) < _LEAST_LOOKUPS
+
+    def measured(missing: list[tuple[int, LookupConfiguration]]) -> Iterator[list[_Fields]]:
+        timer = LookupTimer(run.settings.optimizer)
+        while missing and is_time_left():
+            group = _together(missing, run.settings.memory_bytes)
             missing = missing[len(group) :]
-            measured = timer.measure([todo[index] for index in group], _ROUNDS)
-            share_of_time = (time.monotonic() - start) / len(group)
-            for index, (workload, times) in zip(group, measured, strict=True):
+            found = timer.measure([lookup for _, lookup in group], _ROUNDS)
+            for (index, _), (workload, _) in zip(group, found, strict=True):
                 if index not in described:
                     described.add(index)
-                    records.add("workload", 0.0, {"index": index, **workload})
-                entry = {"visit": visit, "index": index, **times}
-                _add(records, kind, share_of_time, entry, bar)
+                    run.records.add("workload", 0.0, {"index": index, **workload})
+            yield [times for _, times in found]
+
+    of_visit = {(visit, index): (index, lookup) for index, lookup in sorted(todo.items())}
+    with on_one_core():
+        run.measure(kind, ("visit", "index"), of_visit, measured)
 
 
 def _together(
-    indices: list[int], todo: dict[int, LookupConfiguration], memory_bytes: int
-) -> list[int]:
-    """Returns the first of these indices whose tables fit into the memory together."""
-    group: list[int] = []
-    for index in indices[:_MOST_TOGETHER]:
-        if group and sum(todo[i].table_bytes() for i in [*group, index]) > memory_bytes:
-            break
-        group.append(index)
-    return group
+    lookups: list[tuple[int, LookupConfiguration]], memory_bytes: int
+) -> list[tuple[int, LookupConfiguration]]:
+    """Returns the first of these lookups whose tables fit into the memory together."""
+    sizes = accumulate(lookup.table_bytes() for _, lookup in lookups[:_MOST_TOGETHER])
+    return lookups[: max(1, sum(size <= memory_bytes for size in sizes))]
 
 
-def _collectives(records: Records, settings: Settings, visit: int, bar: Any) -> None:
-    bar.set_description(f"collectives, visit {_COLLECTIVE_VISITS.index(visit) + 1}")
-    done = {
-        (entry["backend"], entry["world_size"])
-        for entry in records.of("collectives")
-        if entry["visit"] == visit
-    }
-    combinations = list(product(_CARRIERS, settings.world_sizes))
-    seconds = _COLLECTIVES * 60 * settings.minutes / len(combinations) / len(_COLLECTIVE_VISITS)
-    tasks = [
-        CollectiveTask(
-            backend,
-            world_size,
-            _messages(backend, world_size, settings),
-            seconds,
+def _collectives(run: _Run, visit: int) -> None:
+    run.bar.set_description(f"collectives, visit {_COLLECTIVE_VISITS.index(visit) + 1}")
+    combinations = list(product(_CARRIERS, run.settings.world_sizes))
+    seconds = _COLLECTIVES * 60 * run.settings.minutes / len(combinations) / len(_COLLECTIVE_VISITS)
+    todo = {
+        (*combination, visit): CollectiveTask(
+            *combination, _messages(*combination, run.settings), seconds
         )
-        for backend, world_size in combinations
-        if (backend, world_size) not in done
-    ]
-    start = time.monotonic()
-    if tasks:
-        for task, measured in zip(tasks, measure_collectives(tasks), strict=True):
-            entry = {
-                "backend": task.backend,
-                "world_size": task.world_size,
-                "visit": visit,
-                "messages": measured,
-            }
-            _add(records, "collectives", time.monotonic() - start, entry, bar)
-            start = time.monotonic()
+        for combination in combinations
+    }
+
+    def measured(tasks: list[CollectiveTask]) -> Iterator[list[_Fields]]:
+        for messages_of_task in measure_collectives(tasks):
+            yield [{"messages": messages_of_task}]
+
+    run.measure("collectives", ("backend", "world_size", "visit"), todo, measured)
 
 
 def _messages(backend: str, world_size: int, settings: Settings) -> tuple[Message, ...]:
@@ -249,29 +267,30 @@ def _messages(backend: str, world_size: int, settings: Settings) -> tuple[Messag
     return tuple(each for each in every if backend in _BACKENDS or each.operation == "all_to_all")
 
 
-def _steps(records: Records, settings: Settings, cores: int, bar: Any) -> None:
+def _steps(run: _Run, cores: int) -> None:
     # TorchRec is imported only by processes that measure.
     from .steps import measure_steps
 
-    bar.set_description("steps")
-    wanted = round(_STEP_MODELS_PER_MINUTE * settings.minutes)
+    run.bar.set_description("steps")
+    wanted = round(_STEP_MODELS_PER_MINUTE * run.settings.minutes)
     models = max(_LEAST_STEP_MODELS, min(wanted, _MOST_STEP_MODELS))
-    done = {(entry["world_size"], entry["index"]) for entry in records.of("steps")}
-    for world_size in settings.world_sizes:
-        kinds = list(product(range(models), _BACKENDS, (True, False)))
+    kinds = list(enumerate(product(range(models), _BACKENDS, (True, False))))
+    for world_size in run.settings.world_sizes:
+
+        def measured(
+            missing: list[tuple[int, str, bool]], ranks: int = world_size
+        ) -> Iterator[list[_Fields]]:
+            tasks = [_step_task((ranks, cores), run.settings.seed, *kind) for kind in missing]
+            times = measure_steps(ranks, tasks, pinned=ranks <= cores)
+            for task, us in zip(tasks, times, strict=True):
+                fields = {"model": task.model.as_json(), "backend": task.backend}
+                yield [{**fields, "training": task.training, "us": us}]
+
         todo = {
-            index: _step_task((world_size, cores), settings.seed, index, *kind[1:])
-            for index, kind in enumerate(kinds)
-            if (world_size, index) not in done
+            (world_size, index): (index, backend, training)
+            for index, (_, backend, training) in kinds
         }
-        start = time.monotonic()
-        pinned = world_size <= cores
-        measured = measure_steps(world_size, list(todo.values()), pinned=pinned) if todo else ()
-        for (index, task), us in zip(todo.items(), measured, strict=True):
-            entry = {"world_size": world_size, "index": index, "model": task.model.as_json()}
-            entry |= {"backend": task.backend, "training": task.training, "us": us}
-            _add(records, "steps", time.monotonic() - start, entry, bar)
-            start = time.monotonic()
+        run.measure("steps", ("world_size", "index"), todo, measured)
 
 
 def _step_task(
@@ -283,11 +302,6 @@ def _step_task(
     job = model.job(ranks, cores, backend, training=training)
     plans = plans_by_hand(model.workload(ranks), job)
     return StepTask(model, backend, training, plans, _STEP_TURNS)
-
-
-def _add(records: Records, kind: str, seconds: float, entry: dict[str, Any], bar: Any) -> None:
-    records.add(kind, seconds, entry)
-    bar.update(min(seconds, max(bar.total - bar.n, 0)))
 
 
 def _as_lists(settings: dict[str, Any]) -> dict[str, Any]:

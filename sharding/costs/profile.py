@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +72,8 @@ class Profile:
             empty if no steps were measured.
         overlap: JSON objects of torchrec_bls.overlap, which says what they mean: how gradients
             travel beside the backward; empty if that was not measured.
+        source: file that it was read from, or name of the shipped one, for errors; empty if it was
+            not read.
     """
 
     name: str
@@ -85,6 +87,11 @@ class Profile:
     retest_percent: dict[str, float]
     hosts: dict[tuple[str, bool, int], HostModel] = field(default_factory=dict)
     overlap: tuple[dict[str, Any], ...] = ()
+    source: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """Returns what errors call it."""
+        return f"profile {self.source or self.name}"
 
     def link(self, ranks: int) -> float:
         """Returns how many bytes a second each rank sends in an all-to-all of the backend "bls",
@@ -98,7 +105,7 @@ class Profile:
         """
         if ranks not in (known := self.calibrated_ranks()):
             raise ProfileError(
-                f"profile {self.name} has no all_to_all among {ranks} ranks: choose one of "
+                f"{self} has no all_to_all among {ranks} ranks: choose one of "
                 f"{', '.join(map(str, known))}, which were calibrated"
             )
         return _MICROSECONDS / self.collectives["all_to_all", "bls", ranks].curve.us_per_byte
@@ -115,9 +122,7 @@ class Profile:
             if (operation, backend) == ("all_to_all", "bls")
         )
         if not known:
-            raise ProfileError(
-                f"profile {self.name} has no all_to_all on backend 'bls': calibrate again"
-            )
+            raise ProfileError(f"{self} has no all_to_all on backend 'bls': calibrate again")
         return known
 
     def save(self, path: Path) -> None:
@@ -190,21 +195,21 @@ def profile_from_json(text: str | bytes, source: str, *, kind: str = "cpu") -> P
         profile = record.profile()
     except ValueError as error:
         raise ProfileError(f"profile {source}: {error}: {_CURE}") from error
-    check_kind(profile, kind, source)
+    profile = replace(profile, source=source)
+    check_kind(profile, kind)
     return profile
 
 
-def check_kind(profile: Profile, kind: str, source: str | None = None) -> None:
+def check_kind(profile: Profile, kind: str) -> None:
     """Raises ProfileError for a profile of another kind of machine than the plan's.
 
     Args:
         profile: the profile to be used.
         kind: kind of the machine that the plan is for, "cpu" or "cuda".
-        source: name of the profile in the error; its own name by default.
     """
     if profile.machine.kind != kind:
         raise ProfileError(
-            f"profile {source or profile.name} is of a machine of kind {profile.machine.kind!r},"
+            f"{profile} is of a machine of kind {profile.machine.kind!r},"
             f" and the plan is for {kind!r}: plan for a machine of that kind"
             " (Topology's compute_device), or pass costs of one of your own (AdditiveCosts), as"
             f" `torchrec-bls calibrate` measures {' and '.join(KINDS)} only"

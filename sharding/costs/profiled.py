@@ -57,7 +57,7 @@ class ProfiledCosts:
     def marginal_forward(self, works: Sequence[LookupWork]) -> Floats:
         """Returns what each shard adds to a forward, (len(works),) float64 microseconds.
 
-        Their sum, with `op_forward` for each op of FBGEMM's, is exactly `lookup_forward`.
+        Their sum, with the profile's `op_us` for each op of FBGEMM's, is exactly `lookup_forward`.
         """
         return self._marginal(works, "forward", Ops.alone(len(works)))
 
@@ -69,14 +69,6 @@ class ProfiledCosts:
             ops: op of each shard; None: each is alone. Only unpooled shards depend on it.
         """
         return self._marginal(works, "backward", Ops.alone(len(works)) if ops is None else ops)
-
-    def op_forward(self, pooled: bool = True) -> float:
-        """Returns the microseconds of a forward of FBGEMM before any shard."""
-        return self._profile.lookups[pooled, "forward"].op_us
-
-    def op_backward(self, pooled: bool = True) -> float:
-        """Returns the microseconds of a fused backward before any shard."""
-        return self._profile.lookups[pooled, "backward"].op_us
 
     def all_to_all(
         self,
@@ -185,9 +177,7 @@ class ProfiledCosts:
             return lookups[work.pooled, BY_EXCHANGE]
         if (work.pooled, direction) not in lookups:
             kind = "pooled" if work.pooled else "unpooled"
-            raise ProfileError(
-                f"profile {self._profile.name} has no {kind} lookup {direction}: calibrate again"
-            )
+            raise ProfileError(f"{self._profile} has no {kind} lookup {direction}: calibrate again")
         return lookups[work.pooled, direction]
 
     def _nearest(
@@ -202,8 +192,7 @@ class ProfiledCosts:
             return self._nearest(operation, "bls", world_size, ranks_per_core)
         if not known:
             raise ProfileError(
-                f"profile {self._profile.name} has no {operation} on backend {backend!r}:"
-                " calibrate again"
+                f"{self._profile} has no {operation} on backend {backend!r}: calibrate again"
             )
         return known[self._closest(known, world_size, ranks_per_core)]
 

@@ -156,7 +156,7 @@ def _decisions(found: Placement) -> list[Decision]:
                 dim=table.dim,
                 choice=in_words(problem.options[chosen]),
                 ranks=ranks.tolist(),
-                reason=_reason(problem, placement, chosen, ranks.tolist(), too_large, best, added),
+                reason=_reason(problem, chosen, too_large, best, added),
                 runner_up=in_words(problem.options[best[1]]) if best else None,
                 runner_up_us=added,
             )
@@ -175,9 +175,7 @@ def _possible(placement: Placement, options: Iterable[int]) -> list[int]:
 
 def _reason(
     problem: Problem,
-    placement: Placement,
     chosen: int,
-    ranks: list[int],
     too_large: list[int],
     best: tuple[float, int] | None,
     added: float,

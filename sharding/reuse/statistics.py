@@ -19,49 +19,34 @@ Integers = npt.NDArray[np.int64]
 REUSE_BINS = 17
 
 
-def bin_edges() -> tuple[Floats, Floats]:
-    """Returns both ends of the bins, (17,) float64 each: counts are in (low, high], the last is
-    inf."""
-    high = np.append(2.0 ** np.arange(REUSE_BINS - 1), np.inf)
-    low = np.concatenate([[0.0], high[:-1]])
-    return low, high
-
-
 def row_counts(ids: Integers) -> Integers:
     """Returns how often each row that occurs in `ids` occurs, (unique rows,) int64."""
     return np.unique(ids, return_counts=True)[1].astype(np.int64)
 
 
-def reuse_factors(counts: Integers, *, by: str = "rows") -> Floats:
+def reuse_factors(counts: Integers) -> Floats:
     """Returns the 17-bin histogram of how often rows are read in a batch (performance paper, IV-C).
 
     Bin 0 holds rows that are read once. Bin i holds rows that are read more than 2 ** (i - 1) and
     up to 2 ** i times. The last bin holds all above 2 ** 15. These are the bins of dlrm_datasets,
-    closed on the right. There are two conventions of what a bin counts. The paper's is the default:
-    - "rows": the share of the rows that occur (the paper's RF, dlrm_datasets' "histogram of col
-      sizes").
-    - "lookups": the share of the lookups that go to such rows (dlrm_datasets' "ratio of index
-      distribution").
+    closed on the right. A bin has the share of the rows that occur: the paper's RF, dlrm_datasets'
+    "histogram of col sizes".
 
     Args:
         counts: (unique rows,) int64, each at least 1.
-        by: "rows" or "lookups".
 
     Returns:
         (17,) float64 that sums to 1, or all 0 without any rows.
 
     Raises:
-        ValueError: `by` is another convention, or a count is below 1.
+        ValueError: a count is below 1.
     """
-    if by not in ("rows", "lookups"):
-        raise ValueError(f"reuse factors are by 'rows' or by 'lookups', not by {by!r}")
     if not len(counts):
         return np.zeros(REUSE_BINS)
     if counts.min() < 1:
         raise ValueError("a row that occurs has a count of at least 1")
     bins = np.minimum(np.ceil(np.log2(counts)).astype(np.int64), REUSE_BINS - 1)
-    weights = counts if by == "lookups" else np.ones_like(counts)
-    histogram = np.bincount(bins, weights, REUSE_BINS).astype(np.float64)
+    histogram = np.bincount(bins, minlength=REUSE_BINS).astype(np.float64)
     normalized: Floats = histogram / histogram.sum()
     return normalized
 

@@ -6,9 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from ..problem.options import Problem
 from ..problem.tables import COLUMN_WISE, TABLE_WISE, PlacedTable
@@ -205,7 +207,8 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
     nearest: list[tuple[Placement, list[int]]] = []
     large = len(problem.options) >= _LARGE
     most = _PLACED_OF_LARGE if large else len(_SHARES)
-    for number, options in enumerate([*sets, last]):
+    tried = tqdm([*sets, last], **_progress("placing tables", "set of options"))
+    for number, options in enumerate(tried):
         if number == len(sets) and starts:
             break
         found, left = _starts(problem, programme, options, capacity, most)
@@ -215,11 +218,18 @@ def _search_beside(problem: Problem, slots: float) -> list[Placement]:
         placement, left_over = min(nearest, key=lambda attempt: len(attempt[1]))
         raise explain_packing(placement, left_over, len(nearest), reserved)
     plans = []
-    for start, options in _worth_improving(starts, large):
+    for start, options in tqdm(
+        _worth_improving(starts, large), **_progress("improving plans", "plan")
+    ):
         plan = improve(start, options.allowed, options.bound * _NEAR)
         polish(plan, options.allowed)
         plans.append(plan)
     return sorted(plans, key=lambda plan: plan.cost)
+
+
+def _progress(what: str, unit: str) -> dict[str, Any]:
+    # A thousand tables take half a minute. Without a terminal nobody looks.
+    return {"desc": what, "unit": unit, "leave": False, "disable": None}
 
 
 def _option_sets(

@@ -113,7 +113,7 @@ def simulate_bounds(
     costs = _remembered(model)
     cells = [(codec, bound) for codec in simulation.codecs for bound in bounds]
     outcomes = []
-    for codec, bound in tqdm(cells, desc="simulating", unit="job", leave=False):
+    for codec, bound in tqdm(cells, desc="simulating", unit="job", leave=False, disable=None):
         one = replace(job, bound=bound)
         outcomes.append(_simulate_one(plan, workload, one, costs, codec, simulation, delays))
     return outcomes

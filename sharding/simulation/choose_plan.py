@@ -11,7 +11,6 @@ from ..cost_interface import CostModel, Estimate
 from ..costs.host_costs import HostModel
 from ..problem.job import Job
 from ..problem.tables import PlacedTable, Workload
-from .data_parallel import DenseSteps
 from .one_step import step_us
 
 Plan = tuple[PlacedTable, ...]
@@ -58,7 +57,6 @@ def choose_plan(
     job: Job,
     model: CostModel,
     host: HostModel,
-    dense: DenseSteps | None = None,
 ) -> PlanChoice:
     """Simulates a step of each plan and takes the fastest one, unless the first is as good.
 
@@ -68,14 +66,13 @@ def choose_plan(
         job: job that the plans are for.
         model: model of lookups and exchanges.
         host: costs beside lookups and exchanges.
-        dense: other layers of the model; none by default.
 
     Raises:
         ValueError: there are no plans.
     """
     if not plans:
         raise ValueError("there are no plans to choose from")
-    steps = [step_us(plan, workload, job, model, host.costs, dense) for plan in plans]
+    steps = [step_us(plan, workload, job, model, host.costs) for plan in plans]
     fastest = int(np.argmin(steps))
     doubtful = bool(np.log(steps[0] / steps[fastest]) < host.between_plans_log)
     return PlanChoice(

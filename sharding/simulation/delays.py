@@ -16,17 +16,7 @@ from torchrec_bls.records import Amount, Format, Record
 from .engine.task_graph import Floats
 
 _UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6}
-_FORMS = (
-    "none",
-    "constant:5ms",
-    "uniform:0-10ms",
-    "exponential:5ms (the mean)",
-    "lognormal:5ms,0.8 (the median, and the deviation of its logarithm)",
-    "spikes:5%,50ms (how often, how long)",
-    "bursts:2%,20%,50ms (how often they begin, end, and how long steps in one are held up)",
-    "ranks:0,0,5ms,0 (by rank)",
-    'a file of JSON: {"milliseconds": [3.1, 0.2, ...]}, drawn from with replacement',
-)
+_OF_A_FILE = 'a file of JSON: {"milliseconds": [3.1, 0.2, ...]}, drawn from with replacement'
 Draw = Callable[[np.random.Generator, int, int], Floats]
 
 
@@ -63,14 +53,16 @@ def read_delays(text: str) -> Delays:
         OSError: a file can't be read.
     """
     kind, _, rest = text.partition(":")
-    try:
-        if kind in _KINDS:
-            return Delays(text, _KINDS[kind](rest))
-        if text.endswith(".json"):
-            return Delays(text, _from_file(Path(text)))
-    except DelayError as error:
-        raise DelayError(f"delays '{text}': {error}") from error
-    raise DelayError(f"delays '{text}' are none of: {'; '.join(_FORMS)}")
+    if kind in _KINDS:
+        form, read = _KINDS[kind]
+        try:
+            return Delays(text, read(rest))
+        except DelayError as error:
+            raise DelayError(f"delays '{text}': {error}: give {form}") from error
+    if text.endswith(".json"):
+        return Delays(text, _from_file(Path(text)))
+    forms = "; ".join(form for form, _ in _KINDS.values())
+    raise DelayError(f"delays '{text}' are none of: {forms}; {_OF_A_FILE}")
 
 
 def _none(rest: str) -> Draw:
@@ -87,12 +79,12 @@ def _constant(rest: str) -> Draw:
 def _uniform(rest: str) -> Draw:
     low_text, dash, high_text = rest.partition("-")
     if not dash:
-        raise DelayError("needs a range like 0-10ms")
+        raise DelayError("a range has two ends")
     high = _time(high_text)
     # "0-10ms": the beginning has the unit of the end, unless it has its own.
     low = _time(low_text if _unit(low_text) else low_text + _unit(high_text))
     if low > high:
-        raise DelayError("needs a range like 0-10ms, the lower end first")
+        raise DelayError("a range has its lower end first")
     return lambda random, ranks, steps: random.uniform(low, high, (ranks, steps))
 
 
@@ -105,7 +97,7 @@ def _lognormal(rest: str) -> Draw:
     median_text, deviation_text = _parts(rest, 2)
     median, deviation = _time(median_text), _number(deviation_text)
     if median == 0:
-        raise DelayError("needs a positive median")
+        raise DelayError("the median must be positive")
 
     def draw(random: np.random.Generator, ranks: int, steps: int) -> Floats:
         return median * np.exp(deviation * random.standard_normal((ranks, steps)))
@@ -159,22 +151,29 @@ def _from_file(path: Path) -> Draw:
     return lambda random, ranks, steps: random.choice(values * 1e3, (ranks, steps))
 
 
-_KINDS: dict[str, Callable[[str], Draw]] = {
-    "none": _none,
-    "constant": _constant,
-    "uniform": _uniform,
-    "exponential": _exponential,
-    "lognormal": _lognormal,
-    "spikes": _spikes,
-    "bursts": _bursts,
-    "ranks": _of_ranks,
+#: Kinds with an example, for people.
+_KINDS: dict[str, tuple[str, Callable[[str], Draw]]] = {
+    "none": ("none", _none),
+    "constant": ("constant:5ms (in each step)", _constant),
+    "uniform": ("uniform:0-10ms (anything between)", _uniform),
+    "exponential": ("exponential:5ms (the mean)", _exponential),
+    "lognormal": (
+        "lognormal:5ms,0.8 (the median, and the deviation of its logarithm)",
+        _lognormal,
+    ),
+    "spikes": ("spikes:5%,50ms (how often, how long)", _spikes),
+    "bursts": (
+        "bursts:2%,20%,50ms (how often they begin, end, and how long steps in one are held up)",
+        _bursts,
+    ),
+    "ranks": ("ranks:0,0,5ms,0 (by rank)", _of_ranks),
 }
 
 
 def _parts(rest: str, count: int) -> list[str]:
     parts = rest.split(",")
     if len(parts) != count:
-        raise DelayError(f"needs {count} values with commas between them")
+        raise DelayError(f"these have {count} values with commas between them")
     return parts
 
 

@@ -8,7 +8,6 @@ from ..cost_interface import CostModel
 from ..costs.host_costs import HostCosts
 from ..problem.job import Job
 from ..problem.tables import PlacedTable, Workload
-from .data_parallel import DenseSteps
 from .engine.timeline import Timeline, simulate
 from .plan_steps import program_of
 from .program import Ranks, graph_of
@@ -20,7 +19,6 @@ def one_step(
     job: Job,
     model: CostModel,
     host: HostCosts | None = None,
-    dense: DenseSteps | None = None,
 ) -> Timeline:
     """Returns the simulation of a step on the hosts of `job`.
 
@@ -30,9 +28,8 @@ def one_step(
         job: job that the plan is for; without `cores_per_host` each rank has its own core.
         model: model of lookups and exchanges.
         host: costs beside lookups and exchanges; nothing by default.
-        dense: other layers of the model; none by default.
     """
-    program = program_of(plan, workload, job, model, host, dense)
+    program = program_of(plan, workload, job, model, host)
     cores = job.cores_per_host or job.host_ranks
     return simulate(graph_of(program, Ranks.on_hosts(job.ranks, job.host_ranks, cores), 1))
 
@@ -43,7 +40,6 @@ def step_us(
     job: Job,
     model: CostModel,
     host: HostCosts | None = None,
-    dense: DenseSteps | None = None,
 ) -> float:
     """Returns the microseconds until all ranks are done; arguments are those of `one_step`."""
-    return float(one_step(plan, workload, job, model, host, dense).end.max())
+    return float(one_step(plan, workload, job, model, host).end.max())

@@ -222,7 +222,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         others = sorted(name for name in optimizers if name.removeprefix("exact_") != known)
         if others:
             warnings.warn(
-                f"the profile {profile.name} was calibrated with {profile.optimizer}, but tables "
+                f"{profile} was calibrated with {profile.optimizer}, but tables "
                 f"use {', '.join(others)}; backward times will be off: calibrate with "
                 "`torchrec-bls calibrate --optimizer`",
                 stacklevel=3,

@@ -3,6 +3,7 @@
 Whether the Internet has them is not for a test: `make docs-links` asks it.
 """
 
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +24,19 @@ def test_links_between_files_lead_to_anchors(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors_of(target)):
             missing.append(link)
     assert not missing
+
+
+def test_sources_name_pages_that_are_there() -> None:
+    sources = [
+        path
+        for folder in ("torchrec_bls", "sharding", "csrc")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".pyi", ".h", ".cpp")
+    ]
+    # A path that a line cuts in two is none.
+    named = {name for path in sources for name in re.findall(r"\bdocs/[\w./-]*", path.read_text())}
+    assert "docs/design/planner.md" in named
+    assert [name for name in sorted(named) if not (ROOT / name.rstrip(".")).is_file()] == []
 
 
 @pytest.mark.parametrize("link", external())

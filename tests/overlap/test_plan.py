@@ -10,6 +10,8 @@ import torch
 from tests.overlap.plans import FLOAT32, UINT8, layers_of, make_model, plan_of, profile_with
 from torchrec_bls.overlap.bucket_plan import load_plan
 from torchrec_bls.overlap.measured.trial import Trial
+from torchrec_bls.overlap.modes.contention import ModeTimes
+from torchrec_bls.overlap.modes.mode import Mode
 from torchrec_bls.overlap.search.timeline import Group
 
 MIB = 2**20
@@ -86,9 +88,27 @@ def test_the_trial_decides_and_not_the_prediction() -> None:
     tried = replace(plan, trial=slow)
     assert not tried.replaces_ddp_default and tried.replaces_torchrec_default
     ddp_line, torchrec_line = tried.report().splitlines()[-2:]
-    assert ddp_line.startswith("over DistributedDataParallel's default: 0.0 % saved, at least -")
-    assert ddp_line.endswith("nothing certain: it stays")
+    assert ddp_line.startswith("backward against DistributedDataParallel's default: 0.0 % shorter")
+    assert ddp_line.endswith("it stays, since no gain is certain")
     assert torchrec_line.endswith("the plan replaces it")
+
+
+def test_a_loss_is_told_as_a_loss() -> None:
+    # Turns that agree leave 1.34 % open.
+    plan = replace(
+        plan_of((Group(1),) * 4), trial=Trial((1012.0,) * 3, (1000.0,) * 3, (1012.0 / 0.99,) * 3)
+    )
+    longer, shorter = (line.split(": ")[1] for line in plan.report().splitlines()[-2:])
+    assert longer == "1.2 % longer, at worst 2.5 % longer; it stays, since no gain is certain"
+    assert shorter == "1.0 % shorter, at worst 0.3 % longer; it stays, since no gain is certain"
+
+
+def test_a_predicted_loss_is_told_as_a_loss() -> None:
+    slow = Mode("slow", ModeTimes(5000.0, 0, 0, 1.0))
+    plan = replace(plan_of((Group(4, mode=1),), FLOAT32, slow), trial=None)
+    by_default = 4000 + 100 + (260 + 3 * 16_640) * 3e-2
+    lost = 100 * ((4000 + 5000) / by_default - 1)
+    assert f"default: {lost:.1f} % longer by prediction; it stays" in plan.report()
 
 
 def test_the_least_gain_is_what_turns_leave_certain() -> None:
@@ -117,7 +137,7 @@ def test_the_report() -> None:
     text = plan_of((Group(1), Group(2, mode=1), Group(1)), FLOAT32, UINT8).report()
     assert "8 parameters, 0.05 MiB, 2 ranks over gloo, profile by hand, today" in text
     assert "uint8, 4.bias to 2.weight" in text
-    assert "over TorchRec's default:" in text
+    assert "backward against TorchRec's default:" in text
     planned, *_ = (line for line in text.splitlines() if "with this plan" in line)
     assert planned.split()[3] == planned.split()[-1]  # as predicted, as tried
 
@@ -161,8 +181,7 @@ def test_files(tmp_path: Path) -> None:
     replace(plan, origin=again.origin, trial=None).save(path)
     assert load_plan(path, profile).trial is None
     for mode in content["modes"]:  # of an older version
-        del mode["threads"]
-        mode |= {"draws": [mode["times"]], "channels": None, "held_out_percent": 4.0}
+        mode |= {"draws": [mode["times"]], "channels": None, "threads": 2, "held_out_percent": 4.0}
         mode["times"] |= dict.fromkeys(("behind_us", "wake_us", "cold_us", "hook_us"), 9.0)
     path.write_text(json.dumps(content))
     assert load_plan(path, profile) == again

@@ -18,7 +18,13 @@ from torchrec_bls.direct.layout import Shard
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.page_shares import Extent, PageShare, cuts_between, page_shares
 from torchrec_bls.quant.shared_rows import PlacedRows
-from torchrec_bls.quant.stored_tables import ModuleRows, StateDictRows, stored_bytes
+from torchrec_bls.quant.stored_tables import (
+    ModuleRows,
+    RowSource,
+    StateDictRows,
+    StoredTable,
+    stored_rows,
+)
 
 PAGE = 16
 
@@ -57,6 +63,15 @@ def test_rows_of_a_checkpoint_are_those_of_the_quantized_module(
         source = StateDictRows(given_rows, "m.embeddings.", "the checkpoint")
         source.check(table)
         assert torch.equal(stored_bytes(source, table, first, last), theirs)
+
+
+def stored_bytes(source: RowSource, table: StoredTable, begin: int, end: int) -> torch.Tensor:
+    """Returns the bytes [begin, end) of the memory of all tables, which are in `table`, uint8."""
+    first = (begin - table.begin) // table.row_bytes
+    last = -(-(end - table.begin) // table.row_bytes)
+    rows = stored_rows(source, table, first, last).view(-1)
+    skipped = begin - table.begin - first * table.row_bytes
+    return rows[skipped : skipped + end - begin]
 
 
 def split_rows_of(quantized: Any) -> dict[str, torch.Tensor]:

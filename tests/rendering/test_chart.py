@@ -36,6 +36,14 @@ def test_axes_and_legend_are_named() -> None:
     assert ["".join(each.itertext()) for each in figure.iter("span")] == [" <one>", " two"]
 
 
+def test_labels_of_the_abscissa_do_not_lie_on_each_other() -> None:
+    bounds = [(x, 1.0) for x in (0, 1, 2, 4, 8, 16, 32, 64)]
+    figure = figure_of(Curves("bound", "y", {"": bounds}))
+    texts = [each for each in figure.iter("text") if each.attrib["text-anchor"] == "middle"][:-2]
+    assert [each.text for each in texts] == ["0", "4", "8", "16", "32", "64"]
+    assert len(points_of(figure)[0]) == len(bounds)
+
+
 @pytest.mark.parametrize(
     ("highest", "ticks"),
     [

@@ -5,7 +5,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from torchrec_bls.rendering.chart import COLOURS
 from torchrec_bls.rendering.document import (
+    STYLE,
     Bar,
     Bars,
     Caution,
@@ -87,6 +89,47 @@ def test_bars_of_a_page_have_one_scale() -> None:
     (interval,) = page.findall(".//td//b")
     assert interval.attrib["style"] == "left:62.5%;width:37.5%"
     assert cells_of(next(page.iter("tr"))) == ["rank", " compute  send", "all"]
+
+
+def test_one_row_of_a_page_may_be_set_off() -> None:
+    rows = [["1"], ["2"], ["3"]]
+    (marked,) = tree_of(Table(["a"], rows, marked=1)).findall(".//tr[@class='marked']")
+    assert cells_of(marked) == ["2"]
+    assert not tree_of(Table(["a"], rows)).findall(".//tr[@class]")
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_a_page_has_contrast_enough(scheme: int) -> None:
+    named = {
+        name: re.findall(rf"--{name}: (#\w+);", STYLE)[scheme]
+        for name in (
+            *("text", "faint", "page", "card", "good", "bad", "bad-card", "good-card"),
+            *("first", "second"),
+        )
+    }
+    for ink, *grounds in (
+        ("text", "page", "card", "bad-card", "good-card"),
+        ("faint", "page", "card"),
+        ("good", "card"),
+        ("bad", "card"),
+    ):
+        for ground in grounds:
+            assert contrast(named[ink], named[ground]) >= 4.5, (ink, ground)
+    for colour in (*COLOURS, named["first"], named["second"]):
+        assert contrast(colour, named["card"]) >= 3, colour
+
+
+def contrast(one: str, other: str) -> float:
+    """By WCAG 2.2, of which 4.5 is asked of text and 3 of curves and bars."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    shares = [value / 255 for value in bytes.fromhex(digits)]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return sum(w * value for w, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_a_page_needs_nothing_from_elsewhere() -> None:

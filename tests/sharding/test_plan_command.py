@@ -1,5 +1,6 @@
 """`torchrec-bls plan` on files good and bad."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -28,6 +29,24 @@ def test_prints_and_writes(files: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [decision["table"] for decision in record["decisions"]] == ["users", "items"]
     assert (files / "plan.html").stat().st_size > 1000
     assert (files / "plan.png").stat().st_size > 1000
+
+
+class Screen(io.StringIO):
+    """What a person sees, or a file."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: is_terminal  # type: ignore[method-assign]
+
+
+def test_progress_is_for_those_who_look(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, file = Screen(True), Screen(False)
+    for screen in (terminal, file):
+        monkeypatch.setattr(sys, "stderr", screen)
+        assert plan(files) == 0
+    assert "placing tables" in terminal.getvalue() and "improving plans" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r")  # nothing is left of it
+    assert file.getvalue() == ""
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def analyse(
         ValueError: a file of the samples is damaged, or the link is not positive.
     """
     found, left_alone = [], []
-    for table in tqdm(samples.tables, desc="analysing", unit="table", leave=False):
+    for table in tqdm(samples.tables, desc="analysing", unit="table", leave=False, disable=None):
         if table.data_type != _FLOAT32:
             reason = f"its rows are {table.data_type}, and only {_FLOAT32} can be encoded"
             left_alone.append(LeftAlone(table, reason))

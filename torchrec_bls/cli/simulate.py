@@ -38,7 +38,12 @@ def add_command(commands: Any) -> None:
     add("--trace", type=Path, metavar="DIR", help="folder of record_step to replay, not --model")
     add("--training", action="store_true", help="with a backward; only at bound 0")
     add("--bound", default="0,1,2,4,8", help="bounds to simulate (default: %(default)s)")
-    add("--delays", default="none", help="delays of ranks, e.g. uniform:0-10ms or spikes:5%%,50ms")
+    add(
+        "--delays",
+        default="none",
+        help="how much longer ranks take in a step, e.g. uniform:0-10ms (anything between) or "
+        "spikes:5%%,50ms (how often, how long); 'help' names all forms (default: %(default)s)",
+    )
     add("--codec", default="fp32", help="codecs of embeddings, e.g. fp32,uint8,uint4")
     add("--link", metavar="RATE", help="each host's link, e.g. 1gbit, or '1gbit burst 256kb'")
     add("--dense-ms", type=float, default=0.0, help="time of the model's other layers (default: 0)")

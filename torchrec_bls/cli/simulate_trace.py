@@ -74,7 +74,7 @@ def simulate_trace(options: argparse.Namespace, bounds: Sequence[int]) -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     if options.html is not None:
-        options.html.write_text(as_html("Replayed steps", parts))
+        options.html.write_text(as_html("Replayed steps", [*parts, _curves(replays)]))
     if options.perfetto is not None:
         shown = chosen or replays[-1]
         events = trace_events(shown.timeline, shown.timeline.graph.machine.threads)
@@ -139,8 +139,10 @@ def _parts(report: dict[str, Any]) -> list[Any]:
     from torchrec_bls.sharding.simulation.report.outcomes import TAKEN
 
     first = report["bounds"][0]["step_us"]
+    bounds = [each["bound"] for each in report["bounds"]]
+    marked = None if report["chosen"] is None else bounds.index(report["chosen"])
     rows = []
-    for each in report["bounds"]:
+    for row, each in enumerate(report["bounds"]):
         percentiles = [time / _US_PER_MS for time in each["step_percentiles_us"].values()]
         rows.append(
             [
@@ -149,11 +151,24 @@ def _parts(report: dict[str, Any]) -> list[Any]:
                 *(f"{time:.2f}" for time in percentiles),
                 f"{first / each['step_us']:.2f}",
                 f"{each['latency_us'] / _US_PER_MS:.2f}",
-                TAKEN if each["bound"] == report["chosen"] else "",
+                TAKEN if row == marked else "",
             ]
         )
     columns = ("bound", "step ms", "p50", "p95", "p99", "times faster", "latency ms", Words())
-    return [_setting(report), Table(columns, rows), _note(report)]
+    return [_setting(report), Table(columns, rows, marked=marked), _note(report)]
+
+
+def _curves(replays: Sequence[Any]) -> Any:
+    """Returns steps a second and latency by bound."""
+    from torchrec_bls.rendering.chart import Curves, charts
+
+    replays = sorted(replays, key=lambda each: each.bound)
+    throughput = [(each.bound, _US_PER_MS * 1000 / each.step_us) for each in replays]
+    latency = [(each.bound, each.latency_us / _US_PER_MS) for each in replays]
+    return charts(
+        Curves("bound", "steps a second", {"replayed": throughput}),
+        Curves("bound", "latency of a batch, ms", {"replayed": latency}),
+    )
 
 
 def _setting(report: dict[str, Any]) -> str:

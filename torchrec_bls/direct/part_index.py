@@ -95,8 +95,8 @@ class IndexRecord(Record):
         facts: facts of the publication.
         drained_for: version for whose making the tables are drained: this one has no pieces. Empty:
             it has all.
-        side: side of the version, if rows of it are written over later: see docs/design/
-            row-refresh.md. None: all its pieces stay as they are.
+        side: side of the version, if rows of it are written over later (see
+            docs/design/row-refresh.md). None: all its pieces stay as they are.
     """
 
     pieces: list[PieceRecord]

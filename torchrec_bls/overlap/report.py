@@ -103,12 +103,17 @@ def _verdicts(
 ) -> Iterator[str]:
     predicted = prediction.gain_over_ddp, prediction.gain_over_torchrec
     tried = (trial.gain_over_ddp, trial.gain_over_torchrec) if trial else (None, None)
-    for name, gain, saved, is_sure in zip(_DEFAULTS, predicted, tried, replaces, strict=True):
-        verdict = "the plan replaces it" if is_sure else "nothing certain: it stays"
-        found = f"{100 * gain:.1f} % predicted"
-        if saved is not None:
-            found = f"{100 * saved.mean:.1f} % saved, at least {100 * saved.least:.1f} %"
-        yield f"over {name}: {found}; {verdict}"
+    for name, gain, found, is_sure in zip(_DEFAULTS, predicted, tried, replaces, strict=True):
+        verdict = "the plan replaces it" if is_sure else "it stays, since no gain is certain"
+        change = f"{_change(gain)} by prediction"
+        if found is not None:
+            change = f"{_change(found.mean)}, at worst {_change(found.least)}"
+        yield f"backward against {name}: {change}; {verdict}"
+
+
+def _change(gain: float) -> str:
+    percent = round(100 * gain, 1)
+    return f"{abs(percent):.1f} % {'longer' if percent < 0 else 'shorter'}"
 
 
 def trace_events(prediction: Prediction, modes: Sequence[Mode]) -> Iterator[Event]:

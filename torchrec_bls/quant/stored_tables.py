@@ -233,15 +233,6 @@ def stored_rows(source: RowSource, table: StoredTable, first: int, end: int) -> 
     return stored
 
 
-def stored_bytes(source: RowSource, table: StoredTable, begin: int, end: int) -> torch.Tensor:
-    """Returns the bytes [begin, end) of the memory of all tables, which are in `table`, uint8."""
-    first = (begin - table.begin) // table.row_bytes
-    last = -(-(end - table.begin) // table.row_bytes)
-    rows = stored_rows(source, table, first, last).view(-1)
-    skipped = begin - table.begin - first * table.row_bytes
-    return rows[skipped : skipped + end - begin]
-
-
 def _plain(weights: torch.Tensor | Rows) -> torch.Tensor | Rows:
     """Returns the bytes of TorchRec's tensors of packed numbers, and other entries as they are."""
     packed: torch.Tensor | Rows = getattr(weights, "elem", weights)

@@ -9,11 +9,13 @@ from html import escape
 
 from torchrec_bls.rendering.document import Drawing
 
-# Seen on white and on black alike.
-_COLOURS = ("#4c86c6", "#e08a3c", "#4aa564", "#d05656", "#9a76c9", "#a9765f", "#d173b5", "#8a8f98")
-_WIDTH, _HEIGHT = 460, 270
+#: Each has a contrast of 3 with the cards of light and of dark pages.
+COLOURS = ("#4c86c6", "#c97427", "#4aa564", "#d05656", "#9a76c9", "#a9765f", "#d173b5", "#8a8f98")
+# As wide as on a phone, where letters are then as large as their font says.
+_WIDTH, _HEIGHT = 350, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 14, 46
 _MOST_TICKS = 6
+_APART = 16  # least distance of labels below the abscissa
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def charts(*several: Curves) -> Drawing:
 
 
 def _figure(curves: Curves) -> str:
-    colours = [_COLOURS[number % len(_COLOURS)] for number in range(len(curves.points))]
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(curves.points))]
     names = (
         f'<span><i class="key" style="background:{colour}"></i> {escape(name)}</span>'
         for name, colour in zip(curves.points, colours, strict=True)
@@ -55,7 +57,11 @@ def _figure(curves: Curves) -> str:
         )
 
     bottom = _HEIGHT - _BOTTOM
-    parts = [_text(place(x, 0)[0], bottom + 16, f"{x:g}", "middle") for x in across]
+    parts, free = [], 0.0
+    for x in across:
+        if (at := place(x, 0)[0]) >= free:
+            parts.append(_text(at, bottom + 16, f"{x:g}", "middle"))
+            free = at + _APART
     for tick in ticks:
         height = place(low, tick)[1]
         parts.append(

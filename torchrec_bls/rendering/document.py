@@ -90,11 +90,13 @@ class Table:
         columns: columns; without any title there is no head.
         rows: rows of a cell a column.
         below: text below each row, if there is any.
+        marked: number of a row that a page sets off.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     below: Sequence[str] = ()
+    marked: int | None = None
 
 
 _KINDS = {str: "", Words: ' class="words"', Bars: ' class="bars"'}
@@ -229,7 +231,8 @@ def _html_rows(table: Table) -> Iterator[str]:
             f"<td{kind}>{escape(cell) if isinstance(cell, str) else _html_bar(cell, longest)}</td>"
             for kind, cell in zip(kinds, row, strict=True)
         )
-        yield f"<tr>{''.join(cells)}</tr>\n"
+        mark = ' class="marked"' if number == table.marked else ""
+        yield f"<tr{mark}>{''.join(cells)}</tr>\n"
         if table.below and table.below[number]:
             text = f"<div>{escape(table.below[number])}</div>"
             yield f'<tr class="below"><td class="words" colspan="{len(row)}">{text}</td></tr>\n'

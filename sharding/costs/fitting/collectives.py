@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 _LEAST_POINTS = 4
 _TINY = 1e-9
+_MOST_ROUNDS = 60
 
 
 def fit_alpha_beta(message_bytes: Floats, measured_us: Floats) -> AlphaBeta:
@@ -204,11 +205,11 @@ def _huber(error: Floats) -> float:
     return float(np.where(size <= limit, size**2, limit * (2 * size - limit)).sum())
 
 
-def _descend(loss: Callable[[Floats], float], start: Floats, rounds: int = 60) -> Floats:
+def _descend(loss: Callable[[Floats], float], start: Floats) -> Floats:
     """Tries a step along each parameter in turn and halves the steps that don't help."""
     here, value = start.copy(), loss(start)
     steps = np.asarray([0.3, 0.3, 1.0, 1.0, 1.0, 0.5])
-    for _ in range(rounds):
+    for _ in range(_MOST_ROUNDS):
         for i in range(len(here)):
             for sign in (1.0, -1.0):
                 moved = here.copy()

@@ -8,6 +8,9 @@ from scipy.optimize import nnls
 
 Floats = npt.NDArray[np.float64]
 
+# So often are the weights computed anew.
+_ROUNDS = 5
+
 
 def nonnegative(matrix: Floats, target: Floats) -> Floats:
     """Returns the x >= 0, (k,), that minimizes |matrix x - target|; matrix is (n, k), target (n,).
@@ -21,7 +24,7 @@ def nonnegative(matrix: Floats, target: Floats) -> Floats:
 
 
 def nonnegative_relative(
-    matrix: Floats, measured: Floats, rounds: int = 5, *, long_ones_more: bool = False
+    matrix: Floats, measured: Floats, *, long_ones_more: bool = False
 ) -> Floats:
     """Fits matrix x = measured for x >= 0 by relative error, with less weight on outliers.
 
@@ -30,7 +33,6 @@ def nonnegative_relative(
     Args:
         matrix: (n, k) float64.
         measured: (n,) float64, positive.
-        rounds: number of times that the weights are computed anew.
         long_ones_more: whether relative errors count in proportion to the root of what was
             measured. Otherwise all count alike.
 
@@ -40,7 +42,7 @@ def nonnegative_relative(
     relative, ones = matrix / measured[:, None], np.ones(len(measured))
     root = np.sqrt(measured) if long_ones_more else ones
     x = nonnegative(relative * root[:, None], root)
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         error = np.abs(relative @ x - 1.0)
         limit = max(1.5 * 1.4826 * float(np.median(error)), 1e-9)
         weight = root * np.sqrt(np.minimum(1.0, limit / np.maximum(error, limit)))

@@ -84,7 +84,8 @@ def as_text(
 def as_html(
     outcomes: Sequence[BoundOutcome], chosen: BoundOutcome | None, job: Job, simulation: Simulation
 ) -> str:
-    """Returns the same as a page, with throughput and memory by bound, and a table of times.
+    """Returns the same as a page, with throughput, latency and memory by bound, and a table of
+    times.
 
     This table shows what took the time of the chosen outcome, or else of the last one. Arguments
     are those of `as_text`.
@@ -95,9 +96,9 @@ def as_html(
         Heading("Bounds"),
         _curves(outcomes),
         Heading(f"Where the time goes at bound {shown.bound} with {shown.codec}"),
-        "What had to end before the simulation could, ms a batch: work as on a core of its own, "
-        "what sharing the core added, pauses and delays on no core, and arrivals that were waited "
-        "for.",
+        "What the end of the run waited for, ms a batch. Work counts as on a core of its own, and "
+        "sharing is what other threads of that core added. A pause is time on no core, such as a "
+        "delay, and an arrival what another rank sent.",
         _critical_path(shown, simulation.batches),
     ]
     return document.as_html("Simulated steps", parts)
@@ -120,11 +121,13 @@ def _parts(
         ]
         for each in outcomes
     ]
-    return [setting(job, simulation), Table(_COLUMNS, rows), *notes_on(job, simulation)]
+    marked = next((row for row, each in enumerate(outcomes) if each is chosen), None)
+    table = Table(_COLUMNS, rows, marked=marked)
+    return [setting(job, simulation), table, *notes_on(job, simulation)]
 
 
 def _curves(outcomes: Sequence[BoundOutcome]) -> Drawing:
-    """Returns steps a second and memory by bound, with a curve for each codec."""
+    """Returns steps a second, latency and memory by bound, with a curve for each codec."""
     of_codec = {
         codec: sorted((each for each in outcomes if each.codec == codec), key=lambda o: o.bound)
         for codec in dict.fromkeys(each.codec for each in outcomes)
@@ -138,6 +141,7 @@ def _curves(outcomes: Sequence[BoundOutcome]) -> Drawing:
 
     return charts(
         curves("steps a second", lambda each: _US / each.step_us),
+        curves("latency of a batch, ms", lambda each: each.latency_us / 1000),
         curves("GiB of the fullest rank", lambda each: each.memory_bytes / _GIB),
     )
 

@@ -369,6 +369,9 @@ def test_simulate_replays_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     report = simulate(tmp_path, "--bound=0,2", "--batches=32", *files)
     cells = re.findall(r"<td.*?>(.*?)</td>", page.read_text())
     assert len(cells) == 2 * 8 and "&lt;- take this" in cells
+    assert page.read_text().count('<tr class="marked">') == 1
+    titles = re.findall(r'<svg .*? aria-label="(.*?)"', page.read_text())
+    assert titles == ["steps a second", "latency of a batch, ms"]
     steps = [each["step_us"] / 1000 for each in report["bounds"]]
     assert [float(cell) for cell in cells[1::8]] == pytest.approx(steps, abs=1e-3)
     assert report["ranks"] == RANKS and report["recorded_steps"] == 8

@@ -139,12 +139,17 @@ def this_one(file: Path) -> None:
     profile_of_this_machine().save(file)
 
 
+def another_overlap(file: Path) -> None:
+    dataclasses.replace(profile_of_this_machine(), overlap=({"ranks": 2},)).save(file)
+
+
 @pytest.mark.parametrize(
     ("prepare", "more", "said"),
     [
         (None, [], "there is no profile .*profile.json to add to: make one with `torchrec-bls"),
         (no_profile, [], "profile.json is not a torchrec-bls profile"),
         (another_machine, [], "is of a processor with 2 cores, and this machine is"),
+        (another_overlap, [], 'profile.json: overlap.* remove its section "overlap", and measure'),
         (this_one, ["--world-sizes", "1"], "world sizes of at least 2"),
         (this_one, ["--minutes", "-1"], "-1.0 minutes"),
         (this_one, ["--name", "x", "--memory-gib", "2"], "--name, --memory-gib can't be changed"),

@@ -103,7 +103,7 @@ def test_times_that_no_mode_can_have(name: str, value: float) -> None:
 
 
 def with_overlap() -> Profile:
-    modes = Mode("float32", TRUE, threads=2), Mode("uint4", TRUE, changes_values=True)
+    modes = Mode("float32", TRUE), Mode("uint4", TRUE, changes_values=True)
     return with_modes(small_profile(), {("gloo", 2): modes, ("bls", 2): modes[:1]})
 
 
@@ -120,8 +120,12 @@ def test_modes_of_older_profiles_have_more_fields() -> None:
     record = with_overlap().as_json()
     for of_group in record["overlap"]:
         for mode in of_group["modes"]:
-            del mode["threads"]
-            mode |= {"channels": None, "held_out_percent": 4.0, "draws": {"startup_us": [1.0]}}
+            mode |= {
+                "channels": None,
+                "threads": 2,
+                "held_out_percent": 4.0,
+                "draws": {"startup_us": [1.0]},
+            }
             mode["times"] |= dict.fromkeys(("behind_us", "wake_us", "cold_us", "hook_us"), 9.0)
     (float32, _) = modes_of(profile_from_json(json.dumps(record), "profile"), "gloo", 2)
     assert float32 == Mode("float32", TRUE)
@@ -141,7 +145,7 @@ def test_the_modes_of_a_group() -> None:
     ("path", "value", "message"),
     [
         ((0, "world_size"), 1, r"overlap\[0\].world_size: expected int >= 2, got 1"),
-        ((1, "backend"), "gloo", "2 lists of modes are of gloo among 2 ranks: make it"),
+        ((1, "backend"), "gloo", "2 lists of modes are of gloo among 2 ranks"),
         ((0, "backend"), KeyError, "'backend' is missing"),
         ((0, "modes"), [], r"modes: expected array of length >= 1, got \[\]"),
         ((0, "modes", 1, "name"), "float32", "modes have the names .'float32', 'float32'."),
@@ -158,10 +162,21 @@ def test_the_modes_of_a_group() -> None:
         ((0, "modes", 0, "times", "compute_rate"), KeyError, "'compute_rate' is missing"),
         ((0, "modes", 0, "times", "startup_us"), "1", "expected float, got '1'"),
         ((0, "modes", 1, "times"), KeyError, "'times' is missing"),
-        ((0, "modes", 0, "threads"), 0, "threads: expected int >= 1, got 0"),
     ],
 )
-def test_an_overlap_that_cannot_be_used(path: tuple[Any, ...], value: Any, message: str) -> None:
-    record = changed(with_overlap(), ("overlap", *path), value)
-    with pytest.raises(ProfileError, match=message):
-        overlap_of(profile_from_json(json.dumps(record), "profile"))
+def test_an_overlap_that_cannot_be_used(
+    tmp_path: Path, path: tuple[Any, ...], value: Any, message: str
+) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(changed(with_overlap(), ("overlap", *path), value)))
+    with pytest.raises(ProfileError, match=message) as caught:
+        overlap_of(load_profile(file))
+    assert str(caught.value).startswith(f"profile {file}: ")
+    assert 'remove its section "overlap", and measure it anew' in str(caught.value)
+
+
+def test_a_group_that_was_not_measured_is_missed_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    with_overlap().save(file)
+    with pytest.raises(ProfileError, match=rf"^profile {file} does not say how .* among 4 ranks"):
+        modes_of(load_profile(file), "bls", 4)

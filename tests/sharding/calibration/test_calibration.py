@@ -1,18 +1,22 @@
 import dataclasses
 import itertools
 import json
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from torchrec_bls.sharding.calibration import lookups
+from torchrec_bls.sharding.calibration import lookups, steps
 from torchrec_bls.sharding.calibration import run as calibration
+from torchrec_bls.sharding.calibration.collectives import CollectiveTask
+from torchrec_bls.sharding.calibration.configurations import LookupConfiguration
 from torchrec_bls.sharding.calibration.fit import lookup_retest_percent, lookup_time
 from torchrec_bls.sharding.calibration.records import Records, read_records
+from torchrec_bls.sharding.calibration.step_models import StepTask
 from torchrec_bls.sharding.cost_interface import LookupWork
 from torchrec_bls.sharding.costs.fitting.repeats import LOOKUP_TIMES
 from torchrec_bls.sharding.costs.machine import Machine, this_machine
@@ -78,6 +82,87 @@ def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monke
     first, *_ = (json.loads(line) for line in again[len(lines) - 1 :])
     assert what(first) == what(json.loads(lines[-1]))
     assert len({what(json.loads(line)) for line in again}) == len(again)
+
+
+class Stop(Exception):
+    pass
+
+
+class Measurer:
+    """Stands in for what measures: the same task takes the same time, and after so many
+    measurements it stops."""
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+
+    def counted(self) -> None:
+        if not self.left:
+            raise Stop
+        self.left -= 1
+
+    def memory(self, most_bytes: int) -> dict[str, Any]:
+        self.counted()
+        return MEMORY
+
+    def measure(
+        self, configurations: list[LookupConfiguration], rounds: int
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        self.counted()
+        found: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for each in configurations:
+            counts = [1] * len(each.tables)
+            workload = {"configuration": each.as_json(), "lookups": counts, "unique_rows": counts}
+            times = {f"{name}_us": [each.seed + 1.0] for name in ("forward", "backward")}
+            found.append(({**workload, "reuse_factors": [[1.0]] * len(counts)}, times))
+        return found
+
+    def collectives(self, tasks: list[CollectiveTask]) -> Iterator[list[dict[str, Any]]]:
+        for task in tasks:
+            self.counted()
+            of_task = {"backend": task.backend, "world_size": task.world_size, "us": [1.0]}
+            yield [{**message.as_json(), **of_task} for message in task.messages]
+
+    def steps(
+        self, world_size: int, tasks: list[StepTask], *, pinned: bool
+    ) -> Iterator[dict[str, list[float]]]:
+        for task in tasks:
+            self.counted()
+            yield {name: [float(task.model.batch)] for name in task.plans}
+
+
+def test_a_calibration_that_stops_now_and_then_measures_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calibrated(name: str, most: float) -> list[dict[str, Any]] | None:
+        measurer = Measurer(most)
+        monkeypatch.setattr(calibration, "measure_memory", measurer.memory)
+        monkeypatch.setattr(lookups, "LookupTimer", lambda optimizer: measurer)
+        monkeypatch.setattr(calibration, "measure_collectives", measurer.collectives)
+        monkeypatch.setattr(steps, "measure_steps", measurer.steps)
+        out = tmp_path / f"{name}.json"
+        try:
+            calibration.calibrate(out, name, SETTINGS)
+        except Stop:
+            return None
+        return read_records(calibration.measurements_of(out))[1]
+
+    clock = SimpleNamespace(monotonic=(0.09 * tick for tick in itertools.count()).__next__)
+    monkeypatch.setattr(calibration, "time", clock)
+    monkeypatch.setattr(calibration, "_MOST_LOOKUPS", 100)  # drawing takes time
+    monkeypatch.setattr(calibration, "fit_profile", lambda *_, **__: SimpleNamespace(save=print))
+    at_once = calibrated("at once", math.inf)
+    assert at_once is not None and len({what(entry) for entry in at_once}) == len(at_once)
+    visits = {(entry["kind"], entry.get("visit")) for entry in at_once}
+    assert visits == {
+        ("memory", None),
+        ("workload", None),
+        ("steps", None),
+        *itertools.product(("lookup", "retest"), range(3)),
+        *itertools.product(("collectives",), (0, 2)),
+    }
+    attempts = iter(range(100))
+    again = next(filter(None, (calibrated("again", 3) for _ in attempts)), None)
+    assert again == at_once and next(attempts) > 10
 
 
 def what(entry: dict[str, Any]) -> tuple[Any, ...]:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from torchrec_bls.sharding.reuse.statistics import REUSE_BINS, TableStatistics, bin_edges
+from torchrec_bls.sharding.reuse.statistics import REUSE_BINS, TableStatistics
+
+from tests.sharding.reuse.generate_batches import bin_edges
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from torchrec_bls.sharding.reuse.statistics import REUSE_BINS, TableStatistics, bin_edges
+from torchrec_bls.sharding.reuse.statistics import REUSE_BINS, TableStatistics
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -17,6 +17,14 @@ Integers = npt.NDArray[np.int64]
 
 # Counts of the open bin are drawn from a bin as wide as if it ended here.
 _OPEN_BIN_ENDS = 4
+
+
+def bin_edges() -> tuple[Floats, Floats]:
+    """Returns both ends of the bins, (17,) float64 each: counts are in (low, high], the last is
+    inf."""
+    high = np.append(2.0 ** np.arange(REUSE_BINS - 1), np.inf)
+    low = np.concatenate([[0.0], high[:-1]])
+    return low, high
 
 
 def generate_batch(

@@ -8,11 +8,12 @@ from torchrec_bls.sharding.reuse.statistics import (
     REUSE_BINS,
     ReuseStatistics,
     TableStatistics,
-    bin_edges,
     reuse_factors,
     row_counts,
     table_statistics,
 )
+
+from tests.sharding.reuse.generate_batches import bin_edges
 
 FIGURE_6 = [[0, 1, 4, 6], [1, 2, 3, 5, 7], [0, 5, 7], [1, 6]]
 
@@ -27,29 +28,22 @@ def batch_of(samples: list[list[int]], feature: str = "f") -> KeyedJaggedTensor:
 
 def test_the_papers_figure_6() -> None:
     counts = row_counts(np.concatenate([np.asarray(sample) for sample in FIGURE_6]))
-    by_rows = reuse_factors(counts)
     # Read once: rows 2, 3, 4; twice: 0, 5, 6, 7; three times: 1.
-    assert by_rows[:4].tolist() == [3 / 8, 4 / 8, 1 / 8, 0]
-    assert reuse_factors(counts, by="lookups")[:4].tolist() == [3 / 14, 8 / 14, 3 / 14, 0]
+    assert reuse_factors(counts)[:4].tolist() == [3 / 8, 4 / 8, 1 / 8, 0]
 
 
 @given(counts=st.lists(st.integers(1, 100_000), min_size=1, max_size=40))
 def test_bins_against_counting_one_by_one(counts: list[int]) -> None:
     low, high = bin_edges()
-    by_rows, by_lookups = np.zeros(REUSE_BINS), np.zeros(REUSE_BINS)
+    rows = np.zeros(REUSE_BINS)
     for count in counts:
         (where,) = [i for i in range(REUSE_BINS) if low[i] < count <= high[i]]
-        by_rows[where] += 1
-        by_lookups[where] += count
-    of = np.asarray(counts)
-    assert reuse_factors(of) == pytest.approx(by_rows / len(counts))
-    assert reuse_factors(of, by="lookups") == pytest.approx(by_lookups / sum(counts))
+        rows[where] += 1
+    assert reuse_factors(np.asarray(counts)) == pytest.approx(rows / len(counts))
 
 
 def test_what_reuse_factors_refuse() -> None:
     assert not reuse_factors(np.zeros(0, np.int64)).any()
-    with pytest.raises(ValueError, match="'rows' or by 'lookups'"):
-        reuse_factors(np.ones(1, np.int64), by="columns")
     with pytest.raises(ValueError, match="at least 1"):
         reuse_factors(np.zeros(1, np.int64))
 

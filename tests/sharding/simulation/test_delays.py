@@ -63,25 +63,37 @@ def test_seeds_decide() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("often", "are none of: none; constant:5ms; "),
+        ("often", r"are none of: none; constant:5ms \(in each step\); "),
         ("none:5ms", "takes nothing"),
         ("constant:5", "'5' needs one of the units us, ms, s"),
         ("constant:5min", "'5min' is no number"),
         ("constant:-5ms", "'-5' is negative or no number"),
         ("constant:nanms", "'nan' is negative or no number"),
         ("constant:ms", "'' is no number"),
-        ("uniform:5ms", "needs"),
-        ("uniform:10-5ms", "needs a range"),
-        ("lognormal:0ms,1", "needs a positive median"),
-        ("lognormal:5ms", "needs 2 values"),
+        (
+            "uniform:10ms",
+            r"^delays 'uniform:10ms': a range has two ends: give uniform:0-10ms \(anything between",
+        ),
+        ("uniform:10-5ms", "a range has its lower end first: give uniform:0-10ms"),
+        ("lognormal:0ms,1", "the median must be positive: give lognormal:5ms,0.8"),
+        ("lognormal:5ms", "these have 2 values with commas"),
         ("spikes:105%,5ms", "is more than all steps"),
-        ("bursts:5%,5ms", "needs 3 values"),
+        ("bursts:5%,5ms", "these have 3 values with commas between them: give bursts:2%,20%,50ms"),
         ("ranks:0,x", "'x' is no number"),
     ],
 )
 def test_texts_that_describe_none_are_refused(text: str, message: str) -> None:
     with pytest.raises(DelayError, match=message):
         read_delays(text)
+
+
+def test_the_examples_of_an_error_are_delays() -> None:
+    with pytest.raises(DelayError) as caught:
+        read_delays("help")
+    *forms, of_a_file = str(caught.value).partition(" are none of: ")[2].split("; ")
+    assert len(forms) == 8 and of_a_file.startswith("a file of JSON: ")
+    for form in forms:
+        assert read_delays(form.split(" ")[0]).sample(4, 2, seed=0).shape == (4, 2)
 
 
 @pytest.mark.parametrize(

@@ -10,27 +10,28 @@ import msgspec
 from msgspec import Meta
 
 from torchrec_bls.overlap.modes.contention import ModeTimes
-from torchrec_bls.records import Positive, Ranks, Record, decode
+from torchrec_bls.records import Ranks, Record, decode
 from torchrec_bls.sharding.costs.profile import Profile, ProfileError
 
-_CURE = "make it anew with `torchrec-bls calibrate --overlap`"
+_CURE = (
+    'remove its section "overlap", and measure it anew with `torchrec-bls calibrate --overlap '
+    "--out PROFILE`"
+)
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way for gradients to travel: by a number of threads, or encoded.
+    """A way for gradients to travel: as float32, or encoded.
 
     Attributes:
         name: name of the mode, for people and for plans.
         times: fitted times.
         changes_values: whether averages differ from float32's, as codecs' do.
-        threads: number of threads, or CTAs of a GPU, that send; None: as many as the backend likes.
     """
 
     name: str
     times: ModeTimes
     changes_values: bool = False
-    threads: Positive | None = None
 
 
 #: (backend, world size) to the modes of such a group.
@@ -66,7 +67,7 @@ def overlap_of(profile: Profile) -> Overlap:
         ProfileError: its section "overlap" is not as `with_modes` makes it.
     """
     section = msgspec.json.encode({"overlap": profile.overlap})
-    groups = decode(section, _Section, f"profile {profile.name}", _CURE, ProfileError).overlap
+    groups = decode(section, _Section, str(profile), _CURE, ProfileError).overlap
     return {(each.backend, each.world_size): each.modes for each in groups}
 
 
@@ -101,7 +102,7 @@ def modes_of(profile: Profile, backend: str, ranks: int) -> tuple[Mode, ...]:
     if (backend, ranks) not in overlap:
         known = ", ".join(f"{name} among {count} ranks" for name, count in overlap)
         raise ProfileError(
-            f"profile {profile.name} does not say how all-reduces of {backend} among {ranks} ranks"
+            f"{profile} does not say how all-reduces of {backend} among {ranks} ranks"
             f" fare beside the backward, but of {known or 'no group at all'}: add it by"
             f" `torchrec-bls calibrate --overlap --out PROFILE --world-sizes {ranks}`, or, where"
             " ranks are on several hosts, by `torchrun --no-python torchrec-bls calibrate --overlap"

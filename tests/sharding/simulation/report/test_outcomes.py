@@ -78,9 +78,9 @@ def test_the_page_has_cells_curves_and_causes() -> None:
     assert sum(float(row[-3]) for row in causes) == pytest.approx(
         chosen.timeline.end.max() / 1000 / 40, abs=0.02
     )
-    # Throughput and memory, each with a curve a codec.
-    assert text.count("<svg") == text.count("</svg>") == 2
-    assert text.count("<polyline") == 2 * len(CODECS)
+    # Throughput, latency and memory, each with a curve a codec.
+    assert text.count("<svg") == text.count("</svg>") == 3
+    assert text.count("<polyline") == 3 * len(CODECS)
 
 
 def test_it_needs_nothing_from_elsewhere() -> None:

@@ -15,12 +15,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from tests.gpu import interpreter
 from tests.gpu.fake_cuda import FakeGpu
 from tests.gpu.reads import check_reads
 from tests.gpu.shared_rows import Batch, CutTable, Looked, Lookup, Memory, numbers, same_bits
@@ -33,18 +32,7 @@ from torchrec_bls.direct.gpu.strips import Strip, Strips
 
 CPU = torch.device("cpu")
 
-
-# Interpreters before Triton 3.9 round products before they add them.
-_fmaf = ctypes.CDLL("libm.so.6").fmaf
-_fmaf.argtypes, _fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
-_fma = np.vectorize(_fmaf, otypes=[np.float32])
-
-
-def fused(_: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
-    return TensorHandle(_fma(x.data, y.data, z.data), z.dtype.scalar)
-
-
-InterpreterBuilder.create_fma = fused
+interpreter.fuse()
 KEYS = 3
 # Sizes of tiles: rows of a batch are in several, or all in one.
 TILES = (32, 256, 4096)

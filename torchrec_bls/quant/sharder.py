@@ -19,7 +19,7 @@ from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.obstacles import find_obstacles, warn_of_exchange
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
-from torchrec_bls.distributed.initial_weights import check_device
+from torchrec_bls.distributed.output_device import gpu_of_outputs
 from torchrec_bls.distributed.sharder import sharding_group
 from torchrec_bls.quant.refusals import why_not
 from torchrec_bls.quant.sharded_module import ShardedQuantCollection
@@ -113,7 +113,11 @@ class QuantSharder:
             RendezvousError: a rank did not come, has no memory for its shards, or has other
                 weights.
         """
-        check_device(device)
+        if gpu_of_outputs(device, self._config.lookup) is not None:
+            raise ValueError(
+                f"{type(self).__name__}: GPUs do not read quantized tables yet: shard with "
+                "device=torch.device('cpu')"
+            )
         group = sharding_group(env)
         name = name_of_module(self._config, module_fqn or type(module).__name__)
         self._check_plan(params)

@@ -123,5 +123,5 @@ class FakeGpu:
     def mark(self) -> FakeEvent:
         return FakeEvent(self.cuda)
 
-    def new_report(self, programs: int) -> torch.Tensor:
-        return new_report(programs, self.device)
+    def new_report(self) -> torch.Tensor:
+        return new_report(2, self.device)

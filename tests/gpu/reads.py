@@ -61,7 +61,6 @@ def check_reads(gpu: Gpu) -> None:
             generations[0].registered,
             strips_of(generations[0], lookups, is_pooled),
             32,
-            programs=2,
         )
         for lookups, is_pooled in ((POOLED, True), (COPIED, False))
     )

@@ -8,6 +8,8 @@ decorated, hence a process of its own, of which ranks get the environment.
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
 import signal
 import sys
@@ -23,10 +25,12 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 
 from tests.direct import served
 from tests.distributed import models
-from tests.distributed.inputs.test_variable_batch import make_variable
+from tests.distributed.inputs.test_variable_batch import in_full, make_variable
 from tests.distributed.test_direct_reads import outputs, wait_until_gone
 from tests.gpu.fake_cuda import FakeGpu
 from tests.processes import run, run_outcomes
+from tests.quant import models as quant_models
+from tests.quant import served as quant_served
 from torchrec_bls import BLSConfig, publish
 from torchrec_bls.direct.gpu import device as devices
 from torchrec_bls.errors import RendezvousError
@@ -118,6 +122,40 @@ def bits_of_sizes_per_key() -> None:
         run(2, give_the_bits_of_sizes_per_key, kind, deadline=300)
 
 
+def give_the_bits_of_stored_rows(rank: int, kind: str, types: Sequence[str], output: Any) -> None:
+    gpu = gpu_here()
+    model = quant_models.model_of(kind, types, output)
+    unsharded = copy.deepcopy(model)
+    sharder = quant_models.sharder_of(kind, DIRECT)
+    by_gpu = quant_models.shard(model, sharder, "mixed", GPU)
+    ids = quant_models.make_ids
+    batches = [
+        ids(kind, rank, 5),
+        ids(kind, rank + 10, 3, dtype=torch.int32),
+        ids(kind, rank + 20, 0),
+        ids(kind, rank + 30, 2, most_ids=0),
+    ]
+    drawn = models.Kind(kind, len(quant_models.ROWS))
+    varying = make_variable(drawn, rank, [3, 1, 4, 2], 5)
+    varying.values().remainder_(min(quant_models.ROWS))
+    for batch, whole in [*zip(batches, batches, strict=True), (varying, in_full(drawn, varying))]:
+        hide(batch, gpu)
+        [found], [expected] = outputs(by_gpu, batch), outputs(unsharded, whole)
+        models.assert_same_bits(beside(found, gpu), expected)
+    assert not IS_FAKE or "read" in gpu.cuda.trace
+    assert all(tensor.device == models.CPU for tensor in by_gpu.state_dict().values())
+
+
+def bits_of_stored_rows() -> None:
+    mixed, full = ["int8", "int4", "int2", "fp16"], torch.float32
+    for kind, types, output in (
+        ("ebc", mixed, full),
+        ("weighted", mixed, torch.float16),
+        ("ec", [*mixed[:3], "fp32"], full),
+    ):
+        run(2, give_the_bits_of_stored_rows, kind, types, output, deadline=300)
+
+
 def refuse(rank: int) -> None:
     gpu_here()
     good, bad = models.make_ids(models.EBC, 1, 4), models.make_ids(models.EBC, 1, 4)
@@ -158,14 +196,14 @@ def refusals() -> None:
     run(2, refuse, deadline=120)
 
 
-def follow(rank: int) -> None:
-    gpu = gpu_here()
-    batches = served.batches_of(rank)
-    expected = served.Expected(batches)
-    model = served.sharded(DIRECT, GPU)
+def follow(rank: int, stored: bool) -> None:
+    gpu, of = gpu_here(), quant_served if stored else served
+    batches = of.batches_of(rank, 2)
+    expected = of.Expected(batches)
+    model = of.sharded(DIRECT, GPU)
     for number in range(1, 5):
         if number > 1:
-            publish(model, served.weights_of(number), version=str(number)).wait(30.0)
+            publish(model, of.weights_of(number), version=str(number)).wait(30.0)
         for batch in range(len(batches)):
             with torch.no_grad():
                 output = beside(model(batches[batch]), gpu)
@@ -175,14 +213,16 @@ def follow(rank: int) -> None:
         # The version before may be on its way out.
         assert gpu.cuda.calls["unregister"] >= gpu.cuda.calls["register"] // 4
         del model
-        import gc
-
         gc.collect()
         assert not gpu.cuda.registered
 
 
 def versions() -> None:
-    run(2, follow, deadline=300)
+    run(2, follow, False, deadline=300)
+
+
+def versions_of_stored_rows() -> None:
+    run(2, follow, True, deadline=300)
 
 
 def outlive_an_owner(rank: int) -> int:
@@ -216,8 +256,6 @@ def fail_to_register(rank: int, failing: int) -> None:
         outputs(model, batch)
     assert "cudaHostRegister returned 2" in str(raised.value)
     assert "Look up on the CPU instead" in str(raised.value)
-    import gc
-
     del raised
     gc.collect()
     assert not gpu.cuda.registered and not gpu.cuda.latched
@@ -257,8 +295,10 @@ CHECKS = {
         bits,
         bits_of_means_by_rows,
         bits_of_sizes_per_key,
+        bits_of_stored_rows,
         refusals,
         versions,
+        versions_of_stored_rows,
         a_dead_owner,
         failing_registrations,
         plans_of_torchrec,

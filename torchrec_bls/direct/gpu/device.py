@@ -12,6 +12,8 @@ from torchrec_bls.direct.gpu.report import REPORT_FIELDS
 
 # By their numbers: all modules of a process read by one stream, one after the other.
 _gpus: "dict[int, Gpu]" = {}
+# From 16 on, a lookup of a batch takes no longer than with all SMs (docs/design/gpu-reads.md).
+_PROGRAMS = 16
 
 
 class Gpu(Protocol):
@@ -43,9 +45,10 @@ class Gpu(Protocol):
         """Returns a copy of a tensor of the host, made on the caller's stream. The host does not
         wait for it, and may write to the tensor at once."""
 
-    def new_report(self, programs: int) -> torch.Tensor:
+    def new_report(self) -> torch.Tensor:
         """Returns a report of bad ids for one launch, which the host reads without a copy, int64
-        [programs, 3]. It has to stay until the GPU has written it."""
+        [programs, 3]. It has to stay until the GPU has written it. Its length is the number of
+        programs of the launch, each of which takes a part of an SM from other work."""
 
 
 class CudaGpu:
@@ -85,9 +88,9 @@ class CudaGpu:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor).to(self.device, non_blocking=True)
 
-    def new_report(self, programs: int) -> torch.Tensor:
+    def new_report(self) -> torch.Tensor:
         """See Gpu."""
-        return torch.empty((programs, REPORT_FIELDS), dtype=torch.int64, pin_memory=True)
+        return torch.empty((_PROGRAMS, REPORT_FIELDS), dtype=torch.int64, pin_memory=True)
 
 
 def gpu_of(device: torch.device) -> Gpu:

@@ -15,10 +15,6 @@ from torchrec_bls.direct.gpu.report import BadId, first_bad_id
 from torchrec_bls.direct.gpu.strips import Strip, Strips
 from torchrec_bls.lifetime import new_lock
 
-#: Programs of a launch. From 16 on, a lookup of a batch takes no longer than with all SMs
-#: (docs/design/gpu-reads.md).
-PROGRAMS = 16
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -50,7 +46,6 @@ class GpuReader:
         features: strips of each feature, in the order of the output. In place of addresses they
             have places among the bytes of the tables, the same in all versions.
         bits: see Strips.
-        programs: number of programs of a launch. Each takes a part of an SM from other work.
 
     Raises:
         ValueError: rows are not of whole words of 4 bytes.
@@ -62,14 +57,12 @@ class GpuReader:
         tables: RegisteredTables,
         features: Sequence[Sequence[Strip]],
         bits: int,
-        programs: int = PROGRAMS,
     ) -> None:
-        from torchrec_bls.direct.gpu.kernels.sequences import copy_rows
+        from torchrec_bls.direct.gpu.kernels.sequences import copy_rows, decode_rows
         from torchrec_bls.direct.gpu.kernels.sums import sum_bags
 
-        self._sum_bags, self._copy_rows = sum_bags, copy_rows
+        self._sum_bags, self._copy_rows, self._decode_rows = sum_bags, copy_rows, decode_rows
         self._gpu = gpu
-        self._programs = programs
         strips = [strip for each in features for strip in each]
         self._places = [place for strip in strips for place in strip.blocks]
         placed = [
@@ -117,6 +110,15 @@ class GpuReader:
             self._copy_rows(self._strips, ids, begins, self._out_begins(begins), words, report)
             return self._launched(tables, report)
 
+    def decode_rows(
+        self, tables: RegisteredTables, ids: torch.Tensor, begins: torch.Tensor, out: torch.Tensor
+    ) -> Launch:
+        """Writes the numbers of the rows of all ids, feature by feature; see `copy_rows`. The
+        output is float32 or float16, [rows, columns]."""
+        with self._reading(tables, [ids, begins, out]) as report:
+            self._decode_rows(self._strips, ids, begins, self._out_begins(begins), out, report)
+            return self._launched(tables, report)
+
     def _out_begins(self, begins: torch.Tensor) -> torch.Tensor:
         counts = begins.diff()[self._key_of_feature]
         return (counts.cumsum(0) - counts)[self._feature_of_strip]
@@ -126,7 +128,7 @@ class GpuReader:
         self, tables: RegisteredTables, used: Iterable[torch.Tensor]
     ) -> Iterator[torch.Tensor]:
         """Returns a context whose launches read `tables`; it gives their report of bad ids."""
-        report = self._gpu.new_report(self._programs)
+        report = self._gpu.new_report()
         with self._launching, self._gpu.reading(used):
             if self._shown() is not tables:
                 self._show(tables)

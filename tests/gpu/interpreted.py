@@ -29,6 +29,7 @@ from torchrec_bls.direct.gpu.kernels.sequences import copy_rows, decode_rows
 from torchrec_bls.direct.gpu.kernels.sums import sum_bags
 from torchrec_bls.direct.gpu.report import BadId, first_bad_id, new_report
 from torchrec_bls.direct.gpu.strips import Strip, Strips
+from torchrec_bls.doctor.gpu_reads import read_rows
 
 CPU = torch.device("cpu")
 
@@ -486,6 +487,24 @@ def reader() -> None:
     assert not gpu.cuda.registered
 
 
+def doctor() -> None:
+    """The doctor's program passes, and finds a row with other bytes."""
+    gpu = FakeGpu()
+    read_rows(gpu)
+    assert gpu.cuda.trace[-1] == "unregister" and not gpu.cuda.registered
+
+    class Broken(FakeGpu):
+        def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone().index_fill_(0, torch.tensor([len(tensor) // 2]), 0)
+
+    try:
+        read_rows(Broken())
+    except ValueError as error:
+        assert "with other bytes" in str(error)
+    else:
+        raise AssertionError("a wrong row was not found")
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -498,6 +517,7 @@ CHECKS = {
         stored,
         moved,
         reader,
+        doctor,
     )
 }
 

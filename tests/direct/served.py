@@ -96,8 +96,10 @@ def batches_of(rank: int, count: int = 4) -> list[KeyedJaggedTensor]:
     return [models.make_ids(models.EBC, seed=100 * rank + i, samples=5) for i in range(count)]
 
 
-def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
-    """Returns the model with the weights of version 1."""
+def sharded(
+    config: BLSConfig | None = None, device: torch.device = models.CPU
+) -> DistributedModelParallel:
+    """Returns the model with the weights of version 1, which looks up on a device."""
     model = Model()
     model.load_state_dict(weights_of(1))
     sharders = [
@@ -105,10 +107,10 @@ def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
         for kind in KINDS.values()
     ]
     plans = {
-        name: models.make_plan(getattr(model, name), SHARDINGS[name], sharder)
+        name: models.make_plan(getattr(model, name), SHARDINGS[name], sharder, device=device)
         for (name, _), sharder in zip(KINDS.items(), sharders, strict=True)
     }
-    return models.shard_model(model, plans, sharders)
+    return models.shard_model(model, plans, sharders, device)
 
 
 def write_in_place(model: Any, number: int) -> None:

@@ -180,6 +180,7 @@ def make_plan(
     sharder: ModuleSharder[Any],
     nodes: int = 1,
     world_size: int | None = None,
+    device: torch.device = CPU,
 ) -> Any:
     """Returns the plan that shards table i by `types[i]`, with fused kernels where there are."""
     world_size = world_size or dist.get_world_size()
@@ -189,13 +190,14 @@ def make_plan(
         sharder=sharder,
         world_size=world_size,
         local_size=world_size // nodes,
-        device_type="cpu",
+        device_type=device.type,
     )
+    fused = "fused" if device == CPU else "fused_uvm"
     for parameter, sharding_type in zip(plan.values(), types, strict=True):
         # TorchRec has no generator for table_column_wise, whose plans look alike.
         parameter.sharding_type = sharding_type
         # Most generators have no argument for it.
-        parameter.compute_kernel = "dense" if sharding_type == "data_parallel" else "fused"
+        parameter.compute_kernel = "dense" if sharding_type == "data_parallel" else fused
     return plan
 
 
@@ -218,25 +220,34 @@ class SparseOnly(nn.Module):
 
 
 def shard(
-    kind: Kind, sharding: str, sharder: ModuleSharder[Any], nodes: int = 1
+    kind: Kind,
+    sharding: str,
+    sharder: ModuleSharder[Any],
+    nodes: int = 1,
+    device: torch.device = CPU,
 ) -> DistributedModelParallel:
     """Returns the module of `kind`, sharded, with the weights of the unsharded one."""
     module = kind.module()
-    plan = make_plan(module, sharding_types(kind, sharding, nodes), sharder, nodes)
-    return shard_model(SparseOnly(module), {"embeddings": plan}, [sharder])
+    types = sharding_types(kind, sharding, nodes)
+    plan = make_plan(module, types, sharder, nodes, device=device)
+    return shard_model(SparseOnly(module), {"embeddings": plan}, [sharder], device)
 
 
 def shard_model(
-    model: nn.Module, plans: dict[str, Any], sharders: list[ModuleSharder[Any]]
+    model: nn.Module,
+    plans: dict[str, Any],
+    sharders: list[ModuleSharder[Any]],
+    device: torch.device = CPU,
 ) -> DistributedModelParallel:
     """Shards `model`; gives TorchRec's own shards, too, the weights it had."""
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     sharded = DistributedModelParallel(
         copy.deepcopy(model),
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=device,
         plan=ShardingPlan(plans),
         sharders=sharders,
+        init_data_parallel=device == CPU,  # replicas of dense layers would move to the GPU
     )
     if not all(isinstance(sharder, BoundedLagSharder) for sharder in sharders):
         for name, (rows, columns, shard) in local_shards(sharded).items():

@@ -69,6 +69,26 @@ def add_infiniband_device(root: Path, name: str = "mlx4_0") -> Path:
     return folder
 
 
+def add_gpu(root: Path, bus: str, *, lanes: int = 16, model: str = "NVIDIA H100 PCIe") -> None:
+    """Adds a GPU with 16 lanes, of which so many are in use, on NUMA node 1."""
+    folder = root / "sys/bus/pci/devices" / bus
+    write(folder / "vendor", "0x10de")
+    write(folder / "class", "0x030200")
+    write(folder / "numa_node", "1")
+    write(folder / "current_link_width", str(lanes))
+    write(folder / "max_link_width", "16")
+    write(folder / "current_link_speed", "32.0 GT/s PCIe")
+    write(root / "proc/driver/nvidia/gpus" / bus / "information", f"Model: \t\t {model}\nIRQ: 1")
+
+
+def add_nvidia_driver(root: Path, version: str = "580.159.04") -> None:
+    write(
+        root / "proc/driver/nvidia/version",
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n"
+        "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)",
+    )
+
+
 def add_cpus(root: Path, cores: Sequence[str], nodes: Mapping[int, str]) -> None:
     """Adds CPUs 0, 1, ...: for each the list of those of its core, and the CPUs of each node."""
     for cpu, core in enumerate(cores):

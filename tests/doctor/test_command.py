@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.host_tree import add_roce_device
+from tests.doctor.host_tree import add_gpu, add_nvidia_driver, add_roce_device
 from torchrec_bls.cli import main
 from torchrec_bls.doctor import examination, selftest
 from torchrec_bls.doctor.finding import Finding, Status
@@ -214,6 +214,8 @@ FACTS: dict[str, set[str]] = {
     "shm self-test": {"transport", "seconds", "failures"},
     "verbs self-test": {"transport", "seconds", "failures"},
     "tcp self-test": {"transport", "seconds", "failures"},
+    "GPUs": {"driver", "gpus"},
+    "GPU self-test": {"seconds", "failure"},
 }
 TRIED = ("private names", "shm self-test", "verbs self-test", "tcp self-test")
 
@@ -227,7 +229,10 @@ def test_the_facts_of_a_host_with_a_device(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         examination, "selftest_finding", lambda transport: untried(f"{transport} self-test")
     )
+    monkeypatch.setattr(examination, "gpu_selftest_finding", lambda: untried("GPU self-test"))
     add_roce_device(tmp_path)
+    add_gpu(tmp_path, "0000:3b:00.0")
+    add_nvidia_driver(tmp_path)
     findings = examination.examine(tmp_path)
     assert {finding.subject: set(finding.facts) for finding in findings} == FACTS
     assert selftest.TRANSPORTS == ("shm", "verbs", "tcp")

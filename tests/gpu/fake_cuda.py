@@ -97,22 +97,31 @@ class FakeEvent:
 
 
 class FakeGpu:
-    """See Gpu. It reads by the CPU, at once."""
+    """See Gpu. It reads by the CPU, at once.
+
+    Attributes:
+        of_host: addresses of tensors that a kernel of a GPU could not reach.
+    """
 
     device = torch.device("cpu")
 
-    def __init__(self) -> None:
-        self.cuda = FakeCuda()
+    def __init__(self, failing: Collection[tuple[str, int]] = ()) -> None:
+        self.cuda = FakeCuda(failing)
+        self.of_host: set[int] = set()
 
     @contextmanager
     def reading(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-        assert all(tensor.device == self.device for tensor in tensors)
+        used = {tensor.data_ptr() for tensor in tensors if tensor.numel()}
+        assert not used & self.of_host, "not copied to the GPU"
         assert not self.cuda.latched
         self.cuda.trace.append("read")
         yield
 
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
     def mark(self) -> FakeEvent:
         return FakeEvent(self.cuda)
 
-    def new_report(self, programs: int) -> torch.Tensor:
-        return new_report(programs, self.device)
+    def new_report(self) -> torch.Tensor:
+        return new_report(2, self.device)

@@ -15,12 +15,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from tests.gpu import interpreter
 from tests.gpu.fake_cuda import FakeGpu
 from tests.gpu.reads import check_reads
 from tests.gpu.shared_rows import Batch, CutTable, Looked, Lookup, Memory, numbers, same_bits
@@ -30,21 +29,11 @@ from torchrec_bls.direct.gpu.kernels.sequences import copy_rows, decode_rows
 from torchrec_bls.direct.gpu.kernels.sums import sum_bags
 from torchrec_bls.direct.gpu.report import BadId, first_bad_id, new_report
 from torchrec_bls.direct.gpu.strips import Strip, Strips
+from torchrec_bls.doctor.gpu_reads import read_rows
 
 CPU = torch.device("cpu")
 
-
-# Interpreters before Triton 3.9 round products before they add them.
-_fmaf = ctypes.CDLL("libm.so.6").fmaf
-_fmaf.argtypes, _fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
-_fma = np.vectorize(_fmaf, otypes=[np.float32])
-
-
-def fused(_: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
-    return TensorHandle(_fma(x.data, y.data, z.data), z.dtype.scalar)
-
-
-InterpreterBuilder.create_fma = fused
+interpreter.fuse()
 KEYS = 3
 # Sizes of tiles: rows of a batch are in several, or all in one.
 TILES = (32, 256, 4096)
@@ -498,6 +487,24 @@ def reader() -> None:
     assert not gpu.cuda.registered
 
 
+def doctor() -> None:
+    """The doctor's program passes, and finds a row with other bytes."""
+    gpu = FakeGpu()
+    read_rows(gpu)
+    assert gpu.cuda.trace[-1] == "unregister" and not gpu.cuda.registered
+
+    class Broken(FakeGpu):
+        def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone().index_fill_(0, torch.tensor([len(tensor) // 2]), 0)
+
+    try:
+        read_rows(Broken())
+    except ValueError as error:
+        assert "with other bytes" in str(error)
+    else:
+        raise AssertionError("a wrong row was not found")
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -510,6 +517,7 @@ CHECKS = {
         stored,
         moved,
         reader,
+        doctor,
     )
 }
 

@@ -10,9 +10,10 @@ from tests.gpu.shared_rows import Batch, numbers, same_bits
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration
 from torchrec_bls.direct.gpu.device import Gpu
-from torchrec_bls.direct.gpu.reader import GpuReader, RegisteredTables
+from torchrec_bls.direct.gpu.reader import GpuReader
 from torchrec_bls.direct.gpu.report import BadId
 from torchrec_bls.direct.layout import Shard, TableLayout
+from torchrec_bls.direct.reads.tables_view import strips_of
 
 _BLOCKS = tuple(Shard(owner, 4 * owner, rows, 0, 12) for owner, rows in enumerate((4, 4, 1)))
 _PIECES = (Shard(0, 0, 5, 0, 4), Shard(1, 0, 5, 4, 8))
@@ -50,24 +51,31 @@ def check_reads(gpu: Gpu) -> None:
     """Reads by `gpu` have the bits of native code in each generation, sums and rows."""
     generations = [generation_of(serial) for serial in (1, 2)]
     batch = Batch.random(torch.Generator().manual_seed(0), [5, 9], 4, 3, True, torch.int64)
-    tables = RegisteredTables(gpu, generations[0])
-    assert _rights_at(tables.address) == {"r--s"}, "the driver copies private pages"
-    pooled = GpuReader(gpu, tables, POOLED, True, programs=2)
-    copied = GpuReader(gpu, tables, COPIED, False, programs=2)
-    for number, generation in enumerate(generations):
-        if number:
-            tables = RegisteredTables(gpu, generation)
-            formers = {reader.move_to(tables) for reader in (pooled, copied)}
-            for former in formers:
-                former.registration.close()
+    for generation in generations:
+        generation.register_with(gpu)
+    assert generations[0].registered is not None
+    assert _rights_at(generations[0].registered.address) == {"r--s"}, "the driver copies pages"
+    pooled, copied = (
+        GpuReader(
+            gpu,
+            generations[0].registered,
+            strips_of(generations[0], lookups, is_pooled),
+            32,
+        )
+        for lookups, is_pooled in ((POOLED, True), (COPIED, False))
+    )
+    # A thread that began before a switch goes on in the former version.
+    for generation in (generations[0], generations[1], generations[0], generations[1]):
         _check_sums(gpu, pooled, generation, batch)
         _check_rows(gpu, copied, generation, batch)
     bad = batch.ids.clone()
     bad[0] = 99
     out = torch.empty(_rows_of(batch), 12, device=gpu.device)
-    launch = copied.copy_rows(bad.to(gpu.device), batch.begins.to(gpu.device), out)
+    assert generations[1].registered is not None
+    launch = copied.copy_rows(
+        generations[1].registered, bad.to(gpu.device), batch.begins.to(gpu.device), out
+    )
     assert launch.bad_id() == BadId(0, 0, 99)
-    tables.registration.close()
 
 
 def _check_sums(gpu: Gpu, reader: GpuReader, generation: FloatGeneration, batch: Batch) -> None:
@@ -88,7 +96,9 @@ def _check_sums(gpu: Gpu, reader: GpuReader, generation: FloatGeneration, batch:
         tensor.to(gpu.device)
         for tensor in (batch.ids, batch.offsets, batch.weights, torch.full((4, 24), 7.0))
     )
-    assert reader.sum_rows(ids, offsets, weights, out).bad_id() is None
+    assert generation.registered is not None
+    launch = reader.sum_rows(generation.registered, ids, offsets, weights, out)
+    assert launch.bad_id() is None
     assert same_bits(out.cpu(), expected)
 
 
@@ -98,7 +108,10 @@ def _check_rows(gpu: Gpu, reader: GpuReader, generation: FloatGeneration, batch:
     features = generation.features(COPIED)
     _native.copy_rows_directly(features, batch.ids, batch.counts, owners, expected)
     out = torch.full_like(expected, 7.0, device=gpu.device)
-    launch = reader.copy_rows(batch.ids.to(gpu.device), batch.begins.to(gpu.device), out)
+    assert generation.registered is not None
+    launch = reader.copy_rows(
+        generation.registered, batch.ids.to(gpu.device), batch.begins.to(gpu.device), out
+    )
     assert launch.bad_id() is None
     assert same_bits(out.cpu(), expected)
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.full
 
 # Importing is most of a process's time.
 CHECKS = [
-    ["sums", "moved", "reader"],
+    ["sums", "moved", "reader", "doctor"],
     ["copies", "bad_ids", "bad_ids_of_sequences"],
     ["nothing_is_read_beside_tables", "lengths_that_do_not_fit"],
     ["stored"],

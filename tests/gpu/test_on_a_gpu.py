@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.gpu.reads import check_reads
+from tests.gpu.sharded import CHECKS
 from torchrec_bls.direct.gpu.device import CudaGpu
 
 pytestmark = [
@@ -16,3 +17,8 @@ pytestmark = [
 
 def test_a_gpu_reads_the_bits_of_the_cpu() -> None:
     check_reads(CudaGpu(torch.device("cuda", 0)))
+
+
+@pytest.mark.parametrize("name", [each for each in CHECKS if "failing" not in each])
+def test_sharded_models_have_their_outputs_on_the_gpu(name: str) -> None:
+    CHECKS[name]()

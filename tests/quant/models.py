@@ -31,6 +31,7 @@ from torchrec_bls import (
     BLSQuantEmbeddingCollectionSharder,
 )
 
+CPU = torch.device("cpu")
 TYPES = {
     "int8": torch.qint8,
     "int4": torch.quint4x2,
@@ -102,16 +103,20 @@ GENERATORS: dict[str, Any] = {
 }
 
 
-def plan_of(module: nn.Module, sharder: Any, sharding: str) -> Any:
+def plan_of(module: nn.Module, sharder: Any, sharding: str, device: torch.device = CPU) -> Any:
     """Returns a module's plan; `sharding` is a key of GENERATORS."""
-    return construct_module_sharding_plan(
+    plan = construct_module_sharding_plan(
         module,
         {f"t{table}": GENERATORS[sharding](table) for table in range(len(ROWS))},
         sharder=sharder,
         world_size=dist.get_world_size(),
         local_size=dist.get_world_size(),
-        device_type="cpu",
+        device_type=device.type,
     )
+    if device != CPU:
+        for parameter in plan.values():
+            parameter.compute_kernel = "quant_uvm"
+    return plan
 
 
 def sharder_of(kind: str, config: BLSConfig | None = None, **how: Any) -> Any:
@@ -121,13 +126,15 @@ def sharder_of(kind: str, config: BLSConfig | None = None, **how: Any) -> Any:
     return BLSQuantEmbeddingBagCollectionSharder(config=config, **how)
 
 
-def shard(model: Any, sharder: Any, sharding: str) -> DistributedModelParallel:
+def shard(
+    model: Any, sharder: Any, sharding: str, device: torch.device = CPU
+) -> DistributedModelParallel:
     """Shards `model`, whose own weights are freed."""
-    plan = plan_of(model.embeddings, sharder, sharding)
+    plan = plan_of(model.embeddings, sharder, sharding, device)
     return DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
+        device=device,
         plan=ShardingPlan({"embeddings": plan}),
         sharders=[sharder],
     )

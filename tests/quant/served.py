@@ -25,7 +25,7 @@ from torchrec.inference.modules import quantize_inference_model
 
 from tests.direct import served
 from tests.distributed.models import arrived, flatten
-from tests.quant.models import TYPES
+from tests.quant.models import CPU, TYPES
 from torchrec_bls import (
     BLSConfig,
     BLSEmbeddingBagCollectionSharder,
@@ -154,8 +154,10 @@ def make_ids(seed: int, samples: int = 5) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(FEATURES, torch.cat(ids), lengths=lengths.view(-1))
 
 
-def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
-    """Returns the model with the weights of version 1."""
+def sharded(
+    config: BLSConfig | None = None, device: torch.device = CPU
+) -> DistributedModelParallel:
+    """Returns the model with the weights of version 1, which looks up on a device."""
     config = config or BLSConfig(lookup="direct", deadline=30.0)
     model = unsharded(1)
     sharders: dict[str, Any] = {
@@ -177,16 +179,19 @@ def sharded(config: BLSConfig | None = None) -> DistributedModelParallel:
             sharder=sharder,
             world_size=world_size,
             local_size=world_size,
-            device_type="cpu",
+            device_type=device.type,
         )
-    for parameter in plans["plain"].values():
-        parameter.compute_kernel = "fused"
+    stored, plain = ("dense", "fused") if device == CPU else ("quant_uvm", "fused_uvm")
+    for name, plan in plans.items():
+        for parameter in plan.values():
+            parameter.compute_kernel = plain if name == "plain" else stored
     return DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
+        device=device,
         plan=ShardingPlan(plans),
         sharders=list(sharders.values()),
+        init_data_parallel=device == CPU,  # replicas of dense layers would move to the GPU
     )
 
 

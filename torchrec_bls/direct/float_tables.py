@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.direct.generation import FloatGeneration, side_of
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.new_weights import entry_of, rows_of_shard
@@ -164,6 +165,7 @@ def share_tables(
     dtype: torch.dtype,
     huge_pages: HugePages | None,
     session: str = "",
+    gpu: Gpu | None = None,
 ) -> tuple[FloatTables, FloatGeneration]:
     """Makes this rank's part and maps those of all other ranks, collectively.
 
@@ -176,10 +178,11 @@ def share_tables(
         dtype: dtype of the weights.
         huge_pages: see BLSConfig.
         session: session of the module's agreement.
+        gpu: see SharedTables.
 
     Raises:
-        RendezvousError: a rank has no memory for its tables, or cannot map another rank's; all
-            ranks raise.
+        RendezvousError: a rank has no memory for its tables, or cannot map another rank's, or can't
+            register them with its GPU; all ranks raise.
     """
     rendezvous = Rendezvous(group, f"{name} tables", deadline, session=session)
     digest, rank = digest_of(tables), group.rank()
@@ -200,7 +203,7 @@ def share_tables(
             offsets = [int(offset) for offset in record["offsets"].split()]
             places |= _places(tables, other, offsets, size, dtype.itemsize)
         layouts = {table.name: table for table in tables}
-        return FloatTables(page, digest, layouts, sizes, huge_pages, places, dtype)
+        return FloatTables(page, digest, layouts, sizes, huge_pages, places, dtype, gpu=gpu)
 
     shared, generation = share_parts(rendezvous, group, digest, own_part, tables_of)
     assert isinstance(generation, FloatGeneration)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from torchrec_bls import _native
+from torchrec_bls.direct.gpu.device import Gpu
+from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
+from torchrec_bls.direct.gpu.registration import RegistrationError
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.part_index import Side
@@ -56,6 +59,7 @@ class Generation:
             lookup can read it. Empty: it has all.
         window: memory of all tables, mapped privately, with all its pages. What this process writes
             to it, no other one sees. Pieces that are refreshed can't be written to.
+        registered: the tables as a GPU reads them; None: the CPU does.
 
     Raises:
         BLSError: the pages can't be mapped.
@@ -76,12 +80,28 @@ class Generation:
         self.side = side_of(parts)
         self.drained_for = next((each.drained_for for each in parts if each.drained_for), "")
         self.window = populated_window(self.pages) if window is None else window
+        self.registered: RegisteredTables | None = None
+
+    def register_with(self, gpu: Gpu) -> None:
+        """Makes this GPU read the tables.
+
+        Raises:
+            RegistrationError: it can't.
+            BLSError: they can't be mapped once more.
+        """
+        if self.side is not None:  # their rows change, and nothing pins them for the GPU
+            raise RegistrationError(
+                f"version {self.version!r} has tables that are refreshed by row, which GPUs do not "
+                "read yet: publish whole versions, or look up on the CPU"
+            )
+        self.registered = RegisteredTables(gpu, self.pages)
 
     @property
     def mappings(self) -> Sequence[object]:
         """Returns what is mapped for this version alone, and unmapped when nothing refers to it.
         Pieces may belong to other versions as well; a part has its index as long as them."""
-        return [self.window, *(part.index for part in self.parts)]
+        registered = [] if self.registered is None else [self.registered.window]
+        return [self.window, *registered, *(part.index for part in self.parts)]
 
 
 def side_of(parts: Iterable[OwnerPart]) -> Side | None:

@@ -13,6 +13,7 @@ from torchrec_bls import _native
 from torchrec_bls.direct.arguments import DRAINED_VERSION
 from torchrec_bls.direct.file_holders import holders_of, is_held
 from torchrec_bls.direct.generation import Generation, side_of
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.held_versions import HeldVersions
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.new_weights import CheckpointWeights
@@ -60,6 +61,7 @@ class SharedTables(ABC):
         layouts: layouts of the tables, by name.
         sizes: number of bytes of each owner's tables.
         huge_pages: what new segments ask for, see huge_pages_for.
+        gpu: GPU that reads the tables for this process; None: the CPU does.
         process: process that shared the tables or attached to them. A child that it forks reads
             them, and can't write to the page.
         held: versions that this process has in memory.
@@ -73,6 +75,7 @@ class SharedTables(ABC):
     layouts: Mapping[str, TableLayout]
     sizes: Sequence[int]
     huge_pages: HugePages
+    gpu: Gpu | None = field(default=None, kw_only=True)
     process: Process = field(default_factory=this_process, kw_only=True)
     held: HeldVersions = field(default_factory=HeldVersions, kw_only=True)
     windows: SideWindows = field(default_factory=SideWindows, kw_only=True)
@@ -241,16 +244,24 @@ class SharedTables(ABC):
 
     def generation(self, version: str, serial: int, parts: Sequence[OwnerPart]) -> Generation:
         """Returns the generation that consists of the parts of all owners. What lookups read of it
-        is mapped.
+        is mapped, and registered with the GPU that reads it.
 
         Raises:
-            BLSError: it can't be mapped.
+            BLSError: it can't be mapped, or not be registered.
         """
         if side_of(parts) is None:
             self.windows.forget()
         if any(part.drained_for for part in parts):
             return Generation(version, serial, parts, [])
-        return self._generation(version, serial, parts)
+        generation = self._generation(version, serial, parts)
+        if self.gpu is not None:
+            if not self.process.is_own:
+                raise RendezvousError(
+                    f"process {self.process.pid} has forked this one, where its GPU can't be used: "
+                    "attach in a process that is started by spawn or forkserver"
+                )
+            generation.register_with(self.gpu)
+        return generation
 
     def map_other_side(self, generation: Generation) -> None:
         """Maps the copies that the next version reads if it differs in rows, so that nobody waits

@@ -19,6 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.forwards import Forwards
 from torchrec_bls.collective.transport.rank_names import rank_name
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.distributed.codec_config import check_tables, encode_any
@@ -58,6 +59,7 @@ class BoundedLagModule:
         params: Mapping[str, ParameterSharding],
         is_weighted: bool,
         sharding_types: Sequence[str] = (),
+        gpu: Gpu | None = None,
     ) -> None:
         """Makes the state. No other rank is asked for anything.
 
@@ -69,6 +71,7 @@ class BoundedLagModule:
             params: plan of the module.
             is_weighted: whether ids have weights.
             sharding_types: names of what is exchanged; by default the plan's sharding types.
+            gpu: see ModuleState.
         """
         if config.codecs is not None:
             check_tables(config.codecs, tables)
@@ -84,7 +87,14 @@ class BoundedLagModule:
             list(sharding_types) or exchanged({params[t.name].sharding_type: 0 for t in tables}),
             Callers(f"{name} on {rank_name(group)}", self.forwards, lambda: exchanges.under_way),
             self.forwards,
+            gpu,
         )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Leaves the tables where they are when a model is moved to the GPU that reads them."""
+        if self._bls.gpu is not None and fn(torch.empty(0)).device.type != "cpu":
+            return self
+        return super()._apply(fn, recurse)  # type: ignore[misc]
 
     # The way of a batch, as TorchRec and its pipelines go it.
 

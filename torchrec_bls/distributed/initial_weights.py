@@ -2,28 +2,10 @@
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from torchrec_bls.distributed.data_parallel import is_replicated
-
-
-def check_device(device: torch.device | None) -> None:
-    """Refuses shards outside of host memory: the exchanges read and write there.
-
-    Args:
-        device: device of the shards; None leaves it to TorchRec.
-
-    Raises:
-        ValueError: the device is not the CPU.
-    """
-    if device is not None and device.type != "cpu":
-        raise ValueError(
-            f"the shards would be on the device '{device}', but bounded-lag modules look up rows "
-            "in host memory: shard with device=torch.device('cpu'). The unsharded module may be "
-            "on 'meta', if a checkpoint is loaded afterwards"
-        )
 
 
 def load_initial_weights(sharded: nn.Module, module: nn.Module) -> None:

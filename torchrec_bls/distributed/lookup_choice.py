@@ -22,7 +22,7 @@ def chosen_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
         exchanges.deadline.training = torch.is_grad_enabled()
         state.meet()
         try:
-            reads = agree_on_reads(state.where, exchanges, dists)
+            reads = agree_on_reads(state.where, exchanges, dists, state.gpu)
         except ValueError:  # all ranks know why, and that there is nothing to repeat
             raise
         except BaseException:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torchrec_bls.collective.channel import BoundedLagChannel
 from torchrec_bls.collective.forwards import Forwards, call_of
 from torchrec_bls.collective.transport.rank_names import rank_name
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.distributed.config import BLSConfig, Deadline
 from torchrec_bls.distributed.exchanges.exchange import Exchange
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement
@@ -143,6 +144,7 @@ class ModuleState:
         sharding_types: sharding types that exchange.
         callers: callers of the module.
         forwards: forwards of the module on this rank.
+        gpu: GPU that its outputs are on; None: they are on the host.
         calls: its calls that this rank has posted.
         on_new_choice: functions to call when the lookup is forgotten.
         owner: module that is called in place of the module, since it is a part of it; None if it
@@ -159,6 +161,7 @@ class ModuleState:
     sharding_types: list[str]
     callers: Callers
     forwards: Forwards
+    gpu: Gpu | None = None
     calls: PostedCalls = field(init=False)
     on_new_choice: list[Callable[[], None]] = field(default_factory=list)
     owner: "weakref.ref[Any] | None" = None

@@ -21,8 +21,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.distributed.exchanges.plan_agreement import Agreement, terms_of
-from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.module_state import ModuleExchanges
+from torchrec_bls.distributed.output_device import gpu_of_outputs
 from torchrec_bls.distributed.outputs.lookup_tables import NAME_THE_FUSED_KERNEL
 
 _PREFIX = "embedding_bags."
@@ -156,7 +156,8 @@ def _check_change(
     env: ShardingEnv,
     device: torch.device | None,
 ) -> None:
-    check_device(device)
+    if gpu_of_outputs(device, module._bls.exchanges.config.lookup) is not None:
+        raise ValueError("GPUs read the tables where they are: shard the model anew")
     if env.process_group is not module._bls.exchanges.group:
         raise ValueError("reshard with the ShardingEnv that the module was sharded with")
     if module.under_way:

@@ -1,7 +1,7 @@
 """EmbeddingBagCollection, sharded with bounded-lag exchanges."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.codec_config import has_decay
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
@@ -71,6 +72,7 @@ class BLSEmbeddingBagCollection(
         params: dict[str, ParameterSharding],
         env: ShardingEnv,
         module_fqn: str | None,
+        gpu: Gpu | None = None,
         **kwargs: Any,
     ) -> None:
         self._init_bounded_lag(
@@ -80,6 +82,7 @@ class BLSEmbeddingBagCollection(
             module.embedding_bag_configs(),
             params,
             module.is_weighted(),
+            gpu=gpu,
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
         if config.codecs is not None and has_decay(config.codecs):
@@ -184,8 +187,13 @@ class BLSEmbeddingBagCollectionSharder(
     }
     _sharded_module = BLSEmbeddingBagCollection
 
-    def _check_plan(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> None:
-        super()._check_plan(module, params)
+    def _check_plan(
+        self,
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        possible_kernels: Sequence[str],
+    ) -> None:
+        super()._check_plan(module, params, possible_kernels)
         tables: Any = module
         means, others = [], []
         for table in tables.embedding_bag_configs():

@@ -13,6 +13,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from torchrec_bls._deprecated import config_by_name
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.codec_config import has_decay
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
@@ -44,6 +45,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
         params: dict[str, ParameterSharding],
         env: ShardingEnv,
         module_fqn: str | None,
+        gpu: Gpu | None = None,
         **kwargs: Any,
     ) -> None:
         if get_ec_index_dedup():
@@ -55,6 +57,7 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
             module.embedding_configs(),
             params,
             False,
+            gpu=gpu,
         )
         super().__init__(module, params, env, module_fqn=module_fqn, **kwargs)
         if config.codecs is not None and has_decay(config.codecs):

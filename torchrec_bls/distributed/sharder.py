@@ -1,6 +1,6 @@
 """The common part of the bounded-lag sharders."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,11 +17,14 @@ from torchrec.distributed.types import (
 
 from torchrec_bls._deprecated import config_by_name
 from torchrec_bls.distributed.config import BLSConfig
-from torchrec_bls.distributed.initial_weights import check_device
 from torchrec_bls.distributed.model_forwards import add_hooks_to_models
+from torchrec_bls.distributed.output_device import HOST, gpu_of_outputs, on_host
 from torchrec_bls.distributed.outputs.lookup_tables import NAME_THE_FUSED_KERNEL
 
 add_hooks_to_models()
+
+# TorchRec's word for tables in host memory that a GPU reads.
+_READ_BY_GPUS = (EmbeddingComputeKernel.FUSED_UVM.value,)
 
 
 def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
@@ -109,19 +112,25 @@ class BoundedLagSharder:
     ) -> Any:
         """Shards `module` by `params`. DistributedModelParallel calls it on every rank.
 
+        On a GPU as `device` the outputs are born. The tables stay in host memory, where it reads
+        them.
+
         Raises:
-            ValueError: a table has a sharding type or kernel that is not supported, `device` is not
-                the CPU, or `env` has no process group.
+            ValueError: a table has a sharding type or kernel that is not supported, `device` is
+                neither the CPU nor a GPU that can read the tables, or `env` has no process group.
         """
-        check_device(device)
+        gpu = gpu_of_outputs(device, self._config.lookup)
         sharding_group(env)
-        self._check_plan(module, params)
+        self._check_plan(module, params, self._kernels if gpu is None else _READ_BY_GPUS)
+        if gpu is not None:
+            params, device = on_host(params), HOST
         return self._sharded_module(
             self._config,
             module,
             params,
             env,
             module_fqn,
+            gpu,
             fused_params=self.fused_params,  # type: ignore[attr-defined]
             device=device,
         )
@@ -130,6 +139,15 @@ class BoundedLagSharder:
         """Returns the sharding types that a planner may choose from: those that any table may
         have with this lookup."""
         return [each for each in self._possible_types() if each != ShardingType.GRID_SHARD.value]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Returns the compute kernels that a planner may choose from."""
+        if compute_device_type == "cuda" and self._config.lookup == "direct":
+            return list(_READ_BY_GPUS)
+        kernels: list[str] = super().compute_kernels(  # type: ignore[misc]
+            sharding_type, compute_device_type
+        )
+        return kernels
 
     @property
     def sharded_module_type(self) -> type:
@@ -140,10 +158,15 @@ class BoundedLagSharder:
         replicas = () if self._config.lookup != "direct" else (ShardingType.DATA_PARALLEL.value,)
         return [each for each in self._sharding_types if each not in replicas]
 
-    def _check_plan(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> None:
+    def _check_plan(
+        self,
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        possible_kernels: Sequence[str],
+    ) -> None:
         types = self._possible_types()
         for table, parameter in params.items():
-            kernels = self._kernels
+            kernels = possible_kernels
             if parameter.sharding_type == ShardingType.DATA_PARALLEL.value:
                 # A fused optimizer would give each replica the updates of its own rank alone.
                 kernels = (EmbeddingComputeKernel.DENSE.value,)

@@ -1,4 +1,4 @@
-"""The self-test: two processes exchange messages over a transport."""
+"""The self-tests: two processes exchange messages over a transport, and GPUs read host memory."""
 
 import os
 import signal
@@ -31,6 +31,7 @@ _DEFAULT = "shm"
 # Seconds that a process may go on after the other one has failed.
 _GRACE = 5.0
 _PROGRAM = (sys.executable, "-m", "torchrec_bls.doctor.loopback")
+_GPU_PROGRAM = (sys.executable, "-m", "torchrec_bls.doctor.gpu_reads")
 
 
 def imported_file(folder: Path, rank: int) -> Path:
@@ -68,11 +69,46 @@ def selftest_finding(
     return Finding(f"{transport} self-test", Status.OK, text, facts=facts)
 
 
+def gpu_selftest_finding(deadline: float = 300.0, program: Sequence[str] = _GPU_PROGRAM) -> Finding:
+    """Lets a new process register memory as tables are with each GPU, and read it there.
+
+    Args:
+        deadline: seconds for all of it.
+        program: command of the process, before its argument.
+    """
+    start = time.monotonic()
+    failure = ""
+    try:
+        run = subprocess.run(
+            [*program, str(deadline)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=deadline,
+            env=_environment(),
+        )
+        if run.returncode:
+            failure = _told(run.returncode, (run.stdout, run.stderr))
+    except subprocess.TimeoutExpired:
+        failure = f"not finished after {deadline:g} s"
+    facts = {"seconds": round(time.monotonic() - start, 1), "failure": failure}
+    if failure:
+        cure = 'Only lookups on GPUs need it: lookup="direct" with device=torch.device("cuda")'
+        return Finding("GPU self-test", Status.WARNING, failure, cure, facts)
+    text = "all GPUs read rows of sealed host memory, and all came as they lie"
+    return Finding("GPU self-test", Status.OK, text, facts=facts)
+
+
+def _environment() -> dict[str, str]:
+    # A module in the current folder must not replace an installed one.
+    return {**os.environ, "PYTHONSAFEPATH": "1"}
+
+
 def _run(transport: str, deadline: float, program: Sequence[str], folder: Path) -> list[str]:
     """Returns the failures by rank; empty if there was none."""
     end = time.monotonic() + deadline
-    # A module in the current folder must not replace an installed one.
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    environment = _environment()
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(_RANKS):
@@ -124,10 +160,16 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> None:
 
 
 def _failure(status: int, output: Path) -> str:
+    """Returns how a process failed, by the files of its output."""
+    files = [output.with_suffix(name) for name in (".out", ".err")]
+    return _told(status, [each.read_text(errors="replace") for each in files])
+
+
+def _told(status: int, texts: Sequence[str]) -> str:
     """Returns how a process failed, in its own words if there are any."""
     ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    for name in (".out", ".err"):
-        lines = output.with_suffix(name).read_text(errors="replace").strip().splitlines()
+    for text in texts:
+        lines = text.strip().splitlines()
         if lines:
             return f"{lines[-1]} ({ended})"
     return ended

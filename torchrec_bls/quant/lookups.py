@@ -83,11 +83,17 @@ class Lookups:
     def bound_to(self, memory: torch.Tensor) -> Any:
         """Returns a module that looks up in `memory`, and shows none of it. This one stays as it
         is, so that a thread which is in a lookup goes on in the memory that it began with."""
+        return self.done_by(
+            [
+                _shallow_copy(lookup, weights_host=memory[begin : begin + lookup.host_size])
+                for lookup, begin in zip(self.made, self.begins, strict=True)
+            ]
+        )
+
+    def done_by(self, lookups: Sequence[Any]) -> Any:
+        """Returns a module that calls other lookups in the places of its own; see `bound_to`."""
         module = _shallow_copy(self._module)
-        module._emb_modules = [
-            _shallow_copy(lookup, weights_host=memory[begin : begin + lookup.host_size])
-            for lookup, begin in zip(self.made, self.begins, strict=True)
-        ]
+        module._emb_modules = list(lookups)
         module._device = torch.device("cpu")
         module._table_name_to_quantized_weights = None
         for name, child in self._module.named_children():

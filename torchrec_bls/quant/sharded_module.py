@@ -10,6 +10,7 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 from torchrec.distributed.types import LazyAwaitable, ParameterSharding, ShardedModule
 
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.layout import layouts_of
 from torchrec_bls.distributed.bounded_lag_module import BoundedLagModule
 from torchrec_bls.distributed.config import BLSConfig
@@ -45,6 +46,7 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
         name: name of the module.
         checkpoint: see BLSQuantEmbeddingBagCollectionSharder.
         prefix: prefix of the tables' names in the checkpoint.
+        gpu: GPU that outputs are on; None: they are on the host.
 
     Raises:
         ValueError: the checkpoint lacks rows of this rank. The other ranks raise RendezvousError,
@@ -66,6 +68,7 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
         name: str,
         checkpoint: Mapping[str, torch.Tensor] | None,
         prefix: str,
+        gpu: Gpu | None = None,
     ) -> None:
         super().__init__()
         configs = [each for tables in module._key_to_tables.values() for each in tables]
@@ -77,6 +80,7 @@ class ShardedQuantCollection(BoundedLagModule, ShardedModule[Any, Any, Any, Any]
             params,
             is_weighted(module),
             [STORED],
+            gpu,
         )
         children: nn.ModuleDict = getattr(module, tables_name)
         lookups = Lookups(module, children, config.huge_pages if reads_directly else False)

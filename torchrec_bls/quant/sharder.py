@@ -1,6 +1,6 @@
 """Sharders of TorchRec's quantized modules."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,8 +19,9 @@ from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.obstacles import find_obstacles, warn_of_exchange
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
-from torchrec_bls.distributed.initial_weights import check_device
+from torchrec_bls.distributed.output_device import gpu_of_outputs
 from torchrec_bls.distributed.sharder import sharding_group
+from torchrec_bls.quant.gpu_lookups import why_not_by_gpu
 from torchrec_bls.quant.refusals import why_not
 from torchrec_bls.quant.sharded_module import ShardedQuantCollection
 
@@ -31,6 +32,8 @@ _TYPES = (
 )
 # The generators of sharding_plan use the second name.
 _KERNELS = (EmbeddingComputeKernel.QUANT.value, EmbeddingComputeKernel.DENSE.value)
+# TorchRec's word for quantized tables in host memory that a GPU reads.
+_READ_BY_GPUS = (EmbeddingComputeKernel.QUANT_UVM.value,)
 # Quantized modules have attributes of these names.
 _OF_MODULE = (FUSED_PARAM_REGISTER_TBE_BOOL, FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS)
 _OUTPUT_DTYPE = "output_dtype"
@@ -113,12 +116,14 @@ class QuantSharder:
             RendezvousError: a rank did not come, has no memory for its shards, or has other
                 weights.
         """
-        check_device(device)
+        gpu = gpu_of_outputs(device, self._config.lookup)
         group = sharding_group(env)
         name = name_of_module(self._config, module_fqn or type(module).__name__)
-        self._check_plan(params)
+        self._check_plan(params, _KERNELS if gpu is None else _READ_BY_GPUS)
         self._check_fused_params(module)
         reason = why_not(module, params, self._checkpoint)
+        if not reason and gpu is not None:
+            reason = why_not_by_gpu(module)
         return ShardedQuantCollection(
             module,
             self._tables_name,
@@ -129,6 +134,7 @@ class QuantSharder:
             name,
             self._checkpoint,
             f"{module_fqn}." if module_fqn else "",
+            gpu,
         )
 
     def _reads_directly(self, group: dist.ProcessGroup, name: str, reason: str) -> bool:
@@ -153,6 +159,15 @@ class QuantSharder:
         """Returns the sharding types that a planner may choose from."""
         return list(_TYPES[:2])
 
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Returns the compute kernels that a planner may choose from."""
+        if compute_device_type == "cuda" and self._config.lookup == "direct":
+            return list(_READ_BY_GPUS)
+        kernels: list[str] = super().compute_kernels(  # type: ignore[misc]
+            sharding_type, compute_device_type
+        )
+        return kernels
+
     def _check_fused_params(self, module: Any) -> None:
         fused_params: dict[str, Any] = self.fused_params or {}  # type: ignore[attr-defined]
         for name, value in fused_params.items():
@@ -168,11 +183,11 @@ class QuantSharder:
                 f"{type(self).__name__}: fused_params have '{name}': {value!r}, but {cure}"
             )
 
-    def _check_plan(self, params: Mapping[str, ParameterSharding]) -> None:
+    def _check_plan(self, params: Mapping[str, ParameterSharding], kernels: Sequence[str]) -> None:
         for table, planned in params.items():
             for what, value, possible in (
                 ("sharding type", planned.sharding_type, _TYPES),
-                ("compute kernel", planned.compute_kernel, _KERNELS),
+                ("compute kernel", planned.compute_kernel, kernels),
             ):
                 if value not in possible:
                     reason = (

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous
 from torchrec_bls.direct.generation import Generation, side_of
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.pieces import Range, page_bytes
@@ -31,7 +32,9 @@ class RowsGeneration(Generation):
 
     def mapped_anew(self) -> "RowsGeneration":
         """Returns the same version without what this process has written to it."""
-        return RowsGeneration(self.version, self.serial, self.parts, self.pages)
+        anew = RowsGeneration(self.version, self.serial, self.parts, self.pages)
+        anew.registered = self.registered
+        return anew
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ def share_rows(
     layouts: Sequence[TableLayout],
     source: RowSource,
     huge_pages: HugePages,
+    gpu: Gpu | None = None,
 ) -> tuple[SharedRows, RowsGeneration]:
     """Makes this rank's part and maps those of all other ranks, collectively.
 
@@ -201,10 +205,11 @@ def share_rows(
         layouts: shards of the tables.
         source: source of the rows that this rank shares.
         huge_pages: what the segments ask for, see huge_pages_for.
+        gpu: see SharedTables.
 
     Raises:
-        RendezvousError: a rank has no memory for its rows, cannot map another rank's, or has rows
-            of other weights; all ranks raise.
+        RendezvousError: a rank has no memory for its rows, cannot map another rank's, can't
+            register them with its GPU, or has rows of other weights; all ranks raise.
         ValueError: this rank's source lacks the rows; the others raise RendezvousError.
     """
     rows = PlacedRows.of(tables, {table.name: table.shards for table in layouts}, huge_pages)
@@ -223,7 +228,7 @@ def share_rows(
     def tables_of(page: _native.ControlPage, told: Sequence[Mapping[str, Any]]) -> SharedRows:
         by_name = {table.name: table for table in layouts}
         sizes = [rows.size_of(owner) for owner in range(group.size())]
-        return SharedRows(page, rows.digest, by_name, sizes, huge_pages, rows)
+        return SharedRows(page, rows.digest, by_name, sizes, huge_pages, rows, gpu=gpu)
 
     shared, generation = share_parts(rendezvous, group, rows.digest, own_part, tables_of)
     assert isinstance(generation, RowsGeneration)

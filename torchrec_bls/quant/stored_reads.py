@@ -1,15 +1,18 @@
 """Lookups of a quantized module in the rows of all ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from torchrec_bls import _native
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.gpu.device import Gpu
+from torchrec_bls.direct.gpu.reader import GpuReader
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.new_weights import prefix_of
@@ -22,6 +25,7 @@ from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.inputs.variable_batch import features_of_names, spread
 from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.quant.batches import NO_GRADIENTS, looked_up, needs_ids
+from torchrec_bls.quant.gpu_lookups import GpuLookup, readers_of
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.shared_rows import RowsGeneration, SharedRows, share_rows
 from torchrec_bls.quant.stored_tables import RowSource
@@ -33,7 +37,8 @@ class BoundModule:
 
     Attributes:
         generation: generation that is read.
-        module: TorchRec's module, whose weights are the window of the generation.
+        module: TorchRec's module, whose weights are the window of the generation. On a GPU its
+            lookups are GpuLookups.
     """
 
     generation: RowsGeneration
@@ -79,6 +84,8 @@ class StoredReads(DirectReads[BoundModule]):
         self._input_check = input_check
         self._is_sequence = not self.pooled
         self._features = features_of_names(configs)
+        # Reads of each lookup by a GPU, in all generations.
+        self._readers: list[list[GpuReader]] = []
         self._view = self._bound_to(generation)
 
     @property
@@ -100,8 +107,13 @@ class StoredReads(DirectReads[BoundModule]):
             embeddings = looked_up(view.module, features, self._input_check)
         finally:
             del pin  # an exception that somebody keeps would keep it
+        gpu = self.tables.gpu
+        if gpu is not None and self._is_sequence:
+            embeddings = _on_gpu(gpu, embeddings)
         if batch.varying is not None and not self._is_sequence:
-            embeddings = spread(embeddings, batch.varying.inverse_indices(), self._features)
+            names, indices = batch.varying.inverse_indices()
+            inverse = names, indices if gpu is None else gpu.copy_of(indices)
+            embeddings = spread(embeddings, inverse, self._features)
         return DirectEmbeddings(embeddings, view.generation.version)
 
     def live_content(self) -> Content:
@@ -144,11 +156,36 @@ class StoredReads(DirectReads[BoundModule]):
         return self._bound_to(generation)
 
     def _bound_to(self, generation: RowsGeneration) -> BoundModule:
-        memory = torch.frombuffer(generation.window, dtype=torch.uint8)
-        return BoundModule(generation, self._lookups.bound_to(memory))
+        gpu, registered = self.tables.gpu, generation.registered
+        if gpu is None or registered is None:
+            memory = torch.frombuffer(generation.window, dtype=torch.uint8)
+            return BoundModule(generation, self._lookups.bound_to(memory))
+        if not self._readers:
+            self._readers = [
+                readers_of(lookup, tables, gpu, registered)
+                for lookup, tables in zip(self._lookups.made, self._lookups.by_lookup, strict=True)
+            ]
+        lookups = [
+            GpuLookup(lookup, gpu, readers, registered)
+            for lookup, readers in zip(self._lookups.made, self._readers, strict=True)
+        ]
+        return BoundModule(generation, self._lookups.done_by(lookups))
 
     def _shown(self, view: BoundModule) -> _native.TableWindow:
         return view.generation.window
+
+
+def _on_gpu(gpu: Gpu, embeddings: Mapping[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+    """Returns sequences with lengths and ids on the GPU, where their rows are."""
+    made = {}
+    for name, jagged in embeddings.items():
+        ids = jagged.weights_or_none()
+        made[name] = JaggedTensor(
+            values=jagged.values(),
+            lengths=gpu.copy_of(jagged.lengths()),
+            weights=None if ids is None else gpu.copy_of(ids),
+        )
+    return made
 
 
 def output_of(module: Any) -> dict[str, Any]:
@@ -190,6 +227,7 @@ def direct_lookup(
         layouts,
         source,
         lookups.huge_pages,
+        state.gpu,
     )
     memory = torch.frombuffer(generation.window, dtype=torch.uint8)
     shown = lookups.move_to(memory)

@@ -1,5 +1,6 @@
 """A GPU that reads host tables: its runtime, and a stream for the reads."""
 
+import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -9,17 +10,24 @@ import torch
 from torchrec_bls.direct.gpu.cuda import Cuda, CudaRuntime, Event
 from torchrec_bls.direct.gpu.report import REPORT_FIELDS
 
+# By their numbers: all modules of a process read by one stream, one after the other.
+_gpus: "dict[int, Gpu]" = {}
+# From 16 on, a lookup of a batch takes no longer than with all SMs (docs/design/gpu-reads.md).
+_PROGRAMS = 16
+
 
 class Gpu(Protocol):
     """A GPU, with a stream of its own for reads.
 
     Attributes:
         device: the GPU.
-        cuda: its runtime.
     """
 
     device: torch.device
-    cuda: Cuda
+
+    @property
+    def cuda(self) -> Cuda:
+        """Returns its runtime."""
 
     def reading(self, tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
         """Returns a context whose launches go to the stream for reads: behind what the caller's
@@ -33,9 +41,14 @@ class Gpu(Protocol):
     def mark(self) -> Event:
         """Returns an event behind what the stream for reads has by now."""
 
-    def new_report(self, programs: int) -> torch.Tensor:
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of a tensor of the host, made on the caller's stream. The host does not
+        wait for it, and may write to the tensor at once."""
+
+    def new_report(self) -> torch.Tensor:
         """Returns a report of bad ids for one launch, which the host reads without a copy, int64
-        [programs, 3]. It has to stay until the GPU has written it."""
+        [programs, 3]. It has to stay until the GPU has written it. Its length is the number of
+        programs of the launch, each of which takes a part of an SM from other work."""
 
 
 class CudaGpu:
@@ -48,7 +61,7 @@ class CudaGpu:
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self.cuda = CudaRuntime(index)
+        self.cuda: Cuda = CudaRuntime(index)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -69,6 +82,57 @@ class CudaGpu:
         event: Event = self._stream.record_event()
         return event
 
-    def new_report(self, programs: int) -> torch.Tensor:
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """See Gpu."""
-        return torch.empty((programs, REPORT_FIELDS), dtype=torch.int64, pin_memory=True)
+        # From pageable memory the host would wait. Pinned memory of the caller's may be written to.
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor).to(self.device, non_blocking=True)
+
+    def new_report(self) -> torch.Tensor:
+        """See Gpu."""
+        return torch.empty((_PROGRAMS, REPORT_FIELDS), dtype=torch.int64, pin_memory=True)
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """Returns a GPU of this process, the same for all that ask.
+
+    Args:
+        device: a device of type "cuda". Without an index it is the current one.
+
+    Raises:
+        ValueError: this process has no such GPU, or lacks what kernels for it take; the text says
+            what to do.
+    """
+    index = device.index
+    if index not in _gpus:
+        lacking = _lacking(device)
+        if lacking:
+            raise ValueError(
+                f"outputs can't be on the device '{device}': {lacking}. Or look up on the CPU: "
+                "shard with device=torch.device('cpu')"
+            )
+        made = CudaGpu(device)
+        index = made.device.index
+        _gpus.setdefault(index, made)
+    return _gpus[index]
+
+
+def _lacking(device: torch.device) -> str:
+    """Returns what a GPU needs and this process lacks, and what to do; empty if there is all."""
+    if torch.version.cuda is None:
+        return (
+            f"torch {torch.__version__} is built without CUDA: install a build for CUDA, see "
+            "https://pytorch.org/get-started"
+        )
+    if torch.cuda._is_in_bad_fork():
+        return (
+            "CUDA was begun before this process was forked: start processes by spawn or forkserver"
+        )
+    count = torch.cuda.device_count()
+    if count == 0:
+        return "CUDA finds no GPU here: look at nvidia-smi, and at CUDA_VISIBLE_DEVICES"
+    if (device.index or 0) >= count:
+        return f"this process sees {count} GPUs: see CUDA_VISIBLE_DEVICES"
+    if importlib.util.find_spec("triton") is None:
+        return "kernels for it take Triton: python -m pip install triton"
+    return ""

@@ -1,57 +1,19 @@
-"""One GPU's reads of a module's float tables."""
+"""One GPU's reads of a module's tables."""
 
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
-from torchrec_bls import _native
-from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration
 from torchrec_bls.direct.gpu.cuda import Event
 from torchrec_bls.direct.gpu.device import Gpu
-from torchrec_bls.direct.gpu.registration import Registration, RegistrationError
+from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
 from torchrec_bls.direct.gpu.report import BadId, first_bad_id
-from torchrec_bls.direct.gpu.strips import WORD_BYTES, Strip, Strips
+from torchrec_bls.direct.gpu.strips import Strip, Strips
 from torchrec_bls.lifetime import new_lock
-
-#: Programs of a launch. From 16 on, a lookup of a batch takes no longer than with all SMs
-#: (docs/design/gpu-reads.md).
-PROGRAMS = 16
-
-
-class RegisteredTables:
-    """The tables of a generation, mapped once more for a GPU and registered with it.
-
-    Args:
-        gpu: the GPU.
-        generation: the generation.
-
-    Attributes:
-        generation: see above.
-        registration: the registration, to be closed when nothing reads the tables any more.
-        address: address of the first byte, for the host and the GPU.
-
-    Raises:
-        RegistrationError: the GPU can't read them.
-        BLSError: they can't be mapped.
-    """
-
-    def __init__(self, gpu: Gpu, generation: FloatGeneration) -> None:
-        if generation.side is not None:  # their rows change, and nothing here pins them
-            raise RegistrationError(
-                f"version {generation.version!r} has tables that are refreshed by row, which GPUs "
-                "do not read yet: publish whole versions, or look up on the CPU"
-            )
-        # That of the generation is private: the driver would copy its pages.
-        window = _native.TableWindow(generation.pages, shared=True)
-        ranges = []
-        at = self.address = window.address
-        for _, _, size in generation.pages:
-            ranges.append((at, size))
-            at += size
-        self.generation = generation
-        self.registration = Registration(gpu.cuda, ranges, window)
 
 
 @dataclass(frozen=True)
@@ -75,14 +37,15 @@ class Launch:
 class GpuReader:
     """Reads the rows of batches by kernels, on a stream of its own. The host waits for nothing.
 
-    Triton is imported here, and nowhere before.
+    Any number of threads may read, each in a version of its own. Triton is imported here, and
+    nowhere before.
 
     Args:
         gpu: the GPU.
-        tables: tables to read.
-        lookups: lookups of the batches, in the order of the output.
-        pooled: whether the rows of a bag are pooled, which takes float32, or copied.
-        programs: number of programs of a launch. Each takes a part of an SM from other work.
+        tables: tables of any version, registered with the GPU.
+        features: strips of each feature, in the order of the output. In place of addresses they
+            have places among the bytes of the tables, the same in all versions.
+        bits: see Strips.
 
     Raises:
         ValueError: rows are not of whole words of 4 bytes.
@@ -92,96 +55,98 @@ class GpuReader:
         self,
         gpu: Gpu,
         tables: RegisteredTables,
-        lookups: Sequence[FeatureLookup],
-        pooled: bool,
-        programs: int = PROGRAMS,
+        features: Sequence[Sequence[Strip]],
+        bits: int,
     ) -> None:
-        from torchrec_bls.direct.gpu.kernels.sequences import copy_rows
+        from torchrec_bls.direct.gpu.kernels.sequences import copy_rows, decode_rows
         from torchrec_bls.direct.gpu.kernels.sums import sum_bags
 
-        self._sum_bags, self._copy_rows = sum_bags, copy_rows
+        self._sum_bags, self._copy_rows, self._decode_rows = sum_bags, copy_rows, decode_rows
         self._gpu = gpu
-        self._tables = tables
-        self._lookups = list(lookups)
-        self._pooled = pooled
-        self._programs = programs
-        self._strips = Strips(list(self._strips_of(tables)), 32, gpu.device)
-        placed = tables.generation.placed(self._lookups)
-        features = [number for number, (*_, columns) in enumerate(placed) for _ in columns]
-        keys = [lookup.key for lookup in self._lookups]
-        self._feature_of_strip = torch.tensor(features, dtype=torch.int64, device=gpu.device)
+        strips = [strip for each in features for strip in each]
+        self._places = [place for strip in strips for place in strip.blocks]
+        placed = [
+            replace(strip, blocks=[tables.address + place for place in strip.blocks])
+            for strip in strips
+        ]
+        self._strips = Strips(placed, bits, gpu.device)
+        # Whoever reads keeps the tables. This one would keep them after a switch.
+        self._shown = weakref.ref(tables)
+        of_strips = [number for number, each in enumerate(features) for _ in each]
+        keys = [each[0].key for each in features]
+        self._feature_of_strip = torch.tensor(of_strips, dtype=torch.int64, device=gpu.device)
         self._key_of_feature = torch.tensor(keys, dtype=torch.int64, device=gpu.device)
         # A report has to stay as long as a kernel may write it.
         self._under_way: deque[Launch] = deque()
-        self._noting = new_lock()
+        self._launching = new_lock()
 
     def sum_rows(
         self,
+        tables: RegisteredTables,
         ids: torch.Tensor,
         offsets: torch.Tensor,
         weights: torch.Tensor | None,
         out: torch.Tensor,
     ) -> Launch:
-        """Writes the pooled rows of all bags; see `sum_bags`."""
+        """Writes the pooled rows of all bags, of the version that `tables` are; see `sum_bags`."""
         used = [ids, offsets, out, *(() if weights is None else (weights,))]
-        report = self._gpu.new_report(self._programs)
-        with self._gpu.reading(used):
+        with self._reading(tables, used) as report:
             self._sum_bags(self._strips, ids, offsets, weights, out, report)
-        return self._launched(report)
+            return self._launched(tables, report)
 
-    def copy_rows(self, ids: torch.Tensor, begins: torch.Tensor, out: torch.Tensor) -> Launch:
-        """Writes the rows of all ids, feature by feature.
+    def copy_rows(
+        self, tables: RegisteredTables, ids: torch.Tensor, begins: torch.Tensor, out: torch.Tensor
+    ) -> Launch:
+        """Writes the rows of all ids, feature by feature, of strips of 32 bits.
 
         Args:
+            tables: the version.
             ids: ids key by key, int32 or int64 [ids].
             begins: places where the ids of each key begin, and their end, int64 [keys + 1].
             out: output, [rows, columns] of the tables' dtype, contiguous.
         """
-        report = self._gpu.new_report(self._programs)
-        with self._gpu.reading([ids, begins, out]):
-            counts = begins.diff()[self._key_of_feature]
-            out_begins = (counts.cumsum(0) - counts)[self._feature_of_strip]
+        with self._reading(tables, [ids, begins, out]) as report:
             words = out.view(torch.int32)
-            self._copy_rows(self._strips, ids, begins, out_begins, words, report)
-        return self._launched(report)
+            self._copy_rows(self._strips, ids, begins, self._out_begins(begins), words, report)
+            return self._launched(tables, report)
 
-    def move_to(self, tables: RegisteredTables) -> RegisteredTables:
-        """Makes later reads see another generation of the same tables.
+    def decode_rows(
+        self, tables: RegisteredTables, ids: torch.Tensor, begins: torch.Tensor, out: torch.Tensor
+    ) -> Launch:
+        """Writes the numbers of the rows of all ids, feature by feature; see `copy_rows`. The
+        output is float32 or float16, [rows, columns]."""
+        with self._reading(tables, [ids, begins, out]) as report:
+            self._decode_rows(self._strips, ids, begins, self._out_begins(begins), out, report)
+            return self._launched(tables, report)
 
-        Reads that were launched before, by any thread, see the former one. So do replays of CUDA
-        graphs on the caller's stream that were launched before.
+    def _out_begins(self, begins: torch.Tensor) -> torch.Tensor:
+        counts = begins.diff()[self._key_of_feature]
+        return (counts.cumsum(0) - counts)[self._feature_of_strip]
 
-        Returns:
-            The former tables. Their registration can be closed, and waits for these reads then.
-        """
-        former = self._tables
-        with self._gpu.reading([]):
-            self._strips.move_to([at for strip in self._strips_of(tables) for at in strip.blocks])
-        self._tables = tables
-        former.registration.read_until(self._gpu.mark())
-        return former
+    @contextmanager
+    def _reading(
+        self, tables: RegisteredTables, used: Iterable[torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        """Returns a context whose launches read `tables`; it gives their report of bad ids."""
+        report = self._gpu.new_report()
+        with self._launching, self._gpu.reading(used):
+            if self._shown() is not tables:
+                self._show(tables)
+            yield report
 
-    def _launched(self, report: torch.Tensor) -> Launch:
+    def _show(self, tables: RegisteredTables) -> None:
+        """Makes later launches read another version. Those before, by any thread, read the former
+        one, and so do replays of CUDA graphs on the caller's stream."""
+        former = self._shown()
+        self._strips.move_to([tables.address + place for place in self._places])
+        self._shown = weakref.ref(tables)
+        if former is not None:
+            former.registration.read_until(self._gpu.mark())
+
+    def _launched(self, tables: RegisteredTables, report: torch.Tensor) -> Launch:
         launch = Launch(self._gpu.mark(), report)
-        self._tables.registration.read_until(launch.done)
-        with self._noting:
-            while self._under_way and self._under_way[0].done.query():
-                self._under_way.popleft()
-            self._under_way.append(launch)
+        tables.registration.read_until(launch.done)
+        while self._under_way and self._under_way[0].done.query():
+            self._under_way.popleft()
+        self._under_way.append(launch)
         return launch
-
-    def _strips_of(self, tables: RegisteredTables) -> Iterator[Strip]:
-        # The columns of an output are float32, or words of rows of any type.
-        for key, out_byte, means, pieces in tables.generation.placed(self._lookups):
-            for column_byte, row_bytes, rows_per_block, blocks in pieces:
-                first = column_byte + (out_byte if self._pooled else 0)
-                yield Strip(
-                    key,
-                    first // WORD_BYTES,
-                    row_bytes // WORD_BYTES,
-                    row_bytes,
-                    sum(rows for _, _, rows in blocks),
-                    rows_per_block,
-                    means,
-                    [tables.address + place for _, place, _ in blocks],
-                )

@@ -121,4 +121,6 @@ class Strips:
                 f"{len(blocks)} blocks in place of {len(self.addresses)}, or one that does not "
                 f"begin at a multiple of {self.alignment} bytes"
             )
-        self.addresses.copy_(torch.tensor(blocks, dtype=torch.int64))
+        # From pageable memory the host would wait.
+        new = torch.tensor(blocks, dtype=torch.int64, pin_memory=self.addresses.is_cuda)
+        self.addresses.copy_(new, non_blocking=True)

@@ -8,6 +8,8 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from torchrec_bls.direct.float_tables import OwnTables, share_tables
+from torchrec_bls.direct.gpu.device import Gpu
+from torchrec_bls.direct.gpu.strips import WORD_BYTES
 from torchrec_bls.direct.layout import Shard, layouts_of
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.obstacles import agree_on_direct_reads, warn_of_exchange
@@ -43,23 +45,27 @@ class ShardedTables(Protocol):
         """Returns the form of the module's output."""
 
 
-def agree_on_reads(where: str, exchanges: Any, sharded: ShardedTables) -> FloatReads | None:
+def agree_on_reads(
+    where: str, exchanges: Any, sharded: ShardedTables, gpu: Gpu | None
+) -> FloatReads | None:
     """Returns the direct reads of a module, collectively; None if its ranks have to exchange.
 
     Args:
         where: name of the module and its rank.
         exchanges: ModuleExchanges of the module, with its configuration.
         sharded: the module.
+        gpu: see SharedTables.
 
     Raises:
         ValueError: lookup is "direct", and a rank can't read directly; all ranks raise.
-        RendezvousError: a rank did not come, or could not share its tables.
+        RendezvousError: a rank did not come, or could not share its tables, or register them with
+            its GPU.
     """
     reason = agree_on_direct_reads(
         exchanges.group,
         exchanges.name,
         exchanges.deadline.seconds,
-        _why_not(exchanges.config, sharded),
+        _why_not(exchanges.config, sharded, gpu),
         exchanges.session,
     )
     if reason and exchanges.config.lookup == "direct":
@@ -86,12 +92,13 @@ def agree_on_reads(where: str, exchanges: Any, sharded: ShardedTables) -> FloatR
         data_type_to_dtype(tables[0].data_type),
         exchanges.config.huge_pages,
         exchanges.session,
+        gpu,
     )
     rank = exchanges.group.rank()
     return FloatReads(where, shared, generation, live, rank, tables, sharded.output_form())
 
 
-def _why_not(config: Any, sharded: ShardedTables) -> str:
+def _why_not(config: Any, sharded: ShardedTables, gpu: Gpu | None) -> str:
     """Returns why this rank can't read directly; empty if it can."""
     module = sharded.module
     plan = module.module_sharding_plan
@@ -123,6 +130,21 @@ def _why_not(config: Any, sharded: ShardedTables) -> str:
             "a lookup does more than reading its tables: it has a hook, a cache, weights of "
             "another type than its output, or an optimizer that counts forwards"
         )
+    if gpu is not None:
+        return _not_of_words(sharded)
+    return ""
+
+
+def _not_of_words(sharded: ShardedTables) -> str:
+    """Returns which table a GPU can't read, since its rows are of no whole words."""
+    item_bytes = data_type_to_dtype(sharded.tables[0].data_type).itemsize
+    for table in layouts_of(sharded.tables, sharded.module.module_sharding_plan):
+        columns = {shard.columns for shard in table.shards}
+        if any(each * item_bytes % WORD_BYTES for each in columns):
+            return (
+                f"table '{table.name}' has shards of {sorted(columns)} columns of {table.dtype}, "
+                f"and GPUs read whole words of {WORD_BYTES} bytes: give it an even number of them"
+            )
     return ""
 
 

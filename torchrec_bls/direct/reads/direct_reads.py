@@ -89,7 +89,7 @@ class DirectReads(ABC, Generic[V]):
         rank: see above.
         configs: see above.
         rows_read: rows read of each rank's shards, in all batches of this process, int64 [ranks].
-            Those of quantized tables are not counted.
+            Those of quantized tables are not counted, nor those that a GPU reads.
         last_version: version that the last batch saw, if another one has been read since without a
             batch; None: it is that of `generation`.
         followed: whether a ServedModel follows the versions. One that was made in the parent goes
@@ -288,6 +288,11 @@ class DirectReads(ABC, Generic[V]):
         self.rows_read.zero_()
 
     def _check_child(self) -> None:
+        if self.tables.gpu is not None:
+            raise ValueError(
+                f"{self.where}: process {self.tables.process.pid} has forked this one, where its "
+                "GPU can't be used: attach in a process that is started by spawn or forkserver"
+            )
         if not self.followed:
             raise ValueError(
                 f"{self.where}: this process was forked from process {self.tables.process.pid} and "

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +10,17 @@ from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec_bls import _native
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
+from torchrec_bls.direct.gpu.reader import GpuReader
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.direct.reads.drained_view import DrainedView
-from torchrec_bls.direct.reads.tables_view import GenerationViews, TablesView
+from torchrec_bls.direct.reads.tables_view import (
+    GenerationViews,
+    GpuView,
+    HostView,
+    TablesView,
+    strips_of,
+)
 from torchrec_bls.direct.steps import Content, content_in_memory
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 
@@ -113,8 +119,20 @@ class FloatReads(DirectReads[GenerationViews]):
         return made
 
     def _views_of(self, generation: FloatGeneration, rows_read: torch.Tensor) -> GenerationViews:
-        lookups = partial(_lookups_of, self.configs, self.form)
-        return GenerationViews(generation, lookups, self.where, self.tables.dtype, rows_read)
+        configs, form, gpu = self.configs, self.form, self.tables.gpu
+        where, dtype = self.where, self.tables.dtype
+
+        def view_of(generation: FloatGeneration, keys: Sequence[str]) -> TablesView:
+            lookups = _lookups_of(configs, form, keys)
+            order = [lookup.key for lookup in lookups]
+            known = (where, generation, list(keys), lookups, order, dtype)
+            tables = generation.registered
+            if gpu is None or tables is None:
+                return HostView(*known, generation.features(lookups), rows_read)
+            features = strips_of(generation, lookups, form.pooled)
+            return GpuView(*known, gpu, GpuReader(gpu, tables, features, 32), tables)
+
+        return GenerationViews(generation, view_of)
 
     def _next_view(self, generation: Generation) -> GenerationViews:
         assert isinstance(generation, FloatGeneration)

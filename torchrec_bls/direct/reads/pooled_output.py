@@ -13,7 +13,6 @@ from torchrec_bls.direct.reads.float_reads import OutputForm
 from torchrec_bls.direct.reads.tables_view import TablesView
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
-from torchrec_bls.distributed.outputs.output_memory import empty_output
 from torchrec_bls.distributed.outputs.shared_means import Misdivided, correct
 
 
@@ -67,13 +66,14 @@ class PooledOutput(OutputForm):
     def read(self, view: TablesView, batch: CheckedBatch) -> KeyedTensor:
         """See OutputForm."""
         features = batch.features
-        out = empty_output((features.stride(), self._columns), torch.float32)
-        view.sum_rows(batch, out)
-        embeddings = KeyedTensor(self.names, self._dims, out)
+        embeddings = KeyedTensor(self.names, self._dims, view.sums(batch, self._columns))
         if self._division is not None and features.stride() > 0:
-            embeddings = self._divided(self._division, embeddings, features)
+            divisor = self._divisor(self._division, features)
+            embeddings = _apply_mean_pooling(embeddings, self._by_column(view, divisor))
         if batch.varying is not None:
-            embeddings = spread(embeddings, batch.varying.inverse_indices(), self._features)
+            names, indices = batch.varying.inverse_indices()
+            inverse = names, view.beside_output(indices)
+            embeddings = spread(embeddings, inverse, self._features)
         return embeddings
 
     def as_json(self) -> dict[str, Any]:
@@ -84,21 +84,21 @@ class PooledOutput(OutputForm):
             "division": None if self._division is None else asdict(self._division),
         }
 
-    def _divided(
-        self, division: SumDivision, sums: KeyedTensor, batch: KeyedJaggedTensor
-    ) -> KeyedTensor:
+    def _divisor(self, division: SumDivision, batch: KeyedJaggedTensor) -> torch.Tensor:
+        """Returns what sums are divided by, [samples, embeddings]."""
         keys = batch.keys()
         features = batch.permute([keys.index(name) for name in division.features])
-        divisor = _create_mean_pooling_divisor(
+        ones = [1] * len(self.names)
+        divisor: torch.Tensor = _create_mean_pooling_divisor(
             lengths=features.lengths(),
             stride=features.stride(),
             keys=features.keys(),
             offsets=features.offsets(),
             pooling_type_to_rs_features={PoolingType.SUM.value: division.sums},
             stride_per_key=features.stride_per_key(),
-            dim_per_key=self._dims_of_names,
+            dim_per_key=torch.tensor(ones),
             embedding_names=self.names,
-            embedding_dims=self._dims,
+            embedding_dims=ones,
             variable_batch_per_feature=False,
             kjt_inverse_order=torch.empty(0, dtype=torch.int64),
             kjt_key_indices=self._first_places,
@@ -107,5 +107,11 @@ class PooledOutput(OutputForm):
             weights=features.weights_or_none(),
         )
         if any(division.misdivided):
-            correct(divisor, division.misdivided, self.names, self._dims, batch)
-        return _apply_mean_pooling(sums, divisor)
+            correct(divisor, division.misdivided, self.names, ones, batch)
+        return divisor
+
+    def _by_column(self, view: TablesView, divisor: torch.Tensor) -> torch.Tensor:
+        """Returns a divisor where the output is, [samples, columns]."""
+        dims = view.beside_output(self._dims_of_names)
+        divisor = view.beside_output(divisor)
+        return divisor.repeat_interleave(dims, dim=1, output_size=self._columns)

@@ -10,7 +10,6 @@ from torchrec_bls.direct.reads.float_reads import OutputForm
 from torchrec_bls.direct.reads.tables_view import TablesView
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.outputs.lazy_jagged_tensors import CutEmbeddings, LazyJaggedTensor
-from torchrec_bls.distributed.outputs.output_memory import empty_output
 
 
 class RowOutput(OutputForm):
@@ -33,16 +32,19 @@ class RowOutput(OutputForm):
         """See OutputForm."""
         batch = batch.in_full([view.keys[place] for place in view.order])
         order = view.order
-        ids = sum([batch.counts[key] for key in order])
-        rows = empty_output((ids, self._dim), view.dtype)
-        view.copy_rows(batch, rows)
+        rows = view.rows(batch, self._dim)
         features = batch.features
-        lengths = features.lengths().clone().view(len(batch.counts), features.stride())
+        # A copy, since the caller may write to its own.
+        lengths = view.beside_output(features.lengths().clone())
+        lengths = lengths.view(len(batch.counts), features.stride())
         cut = CutEmbeddings(rows, lengths, order, batch.counts)
         embeddings = {
             name: LazyJaggedTensor.at(cut, place) for place, name in enumerate(self.names)
         }
-        return _with_ids(embeddings, batch, order) if self._with_ids else embeddings
+        if not self._with_ids:
+            return embeddings
+        ids = view.beside_output(features.values().clone())
+        return _with_ids(embeddings, torch.split_with_sizes(ids, batch.counts), order)
 
     def as_json(self) -> dict[str, Any]:
         """See OutputForm."""
@@ -50,10 +52,15 @@ class RowOutput(OutputForm):
 
 
 def _with_ids(
-    embeddings: Mapping[str, JaggedTensor], batch: CheckedBatch, order: Sequence[int]
+    embeddings: Mapping[str, JaggedTensor], ids: Sequence[torch.Tensor], order: Sequence[int]
 ) -> dict[str, JaggedTensor]:
-    """Gives each feature its ids as the weights, as TorchRec does."""
-    ids = torch.split_with_sizes(batch.features.values().clone(), batch.counts)
+    """Gives each feature its ids as the weights, as TorchRec does.
+
+    Args:
+        embeddings: embeddings of each feature by name.
+        ids: ids of each key.
+        order: keys in the order of `embeddings`, by index.
+    """
     return {
         name: JaggedTensor(values=rows.values(), lengths=rows.lengths(), weights=ids[key])
         for (name, rows), key in zip(embeddings.items(), order, strict=True)

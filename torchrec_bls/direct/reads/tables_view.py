@@ -1,46 +1,87 @@
-"""The tables of one generation, as lookups read them."""
+"""The tables of one generation, as lookups read them: by the CPU, or by a GPU."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration
+from torchrec_bls.direct.gpu.device import Gpu
+from torchrec_bls.direct.gpu.reader import GpuReader
+from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
+from torchrec_bls.direct.gpu.strips import WORD_BYTES, Strip
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.distributed.outputs.output_memory import empty_output
 
 
 @dataclass(frozen=True, slots=True)
-class TablesView:
-    """What one lookup reads. Nothing of it ever changes, so that a lookup which holds it needs no
-    lock: neither a switch nor another thread's batch touches it.
+class TablesView(ABC):
+    """What one lookup reads, and where its output is born. Nothing of it ever changes, so that a
+    lookup which holds it needs no lock: neither a switch nor another thread's batch touches it.
 
     Attributes:
         where: name of the module and its rank, for messages.
         generation: generation that is read.
         keys: keys of the batch, in their order.
-        order: places of the output's features among the keys.
-        features: the features for native code; they keep the generation's memory.
+        lookups: lookups of the batch, in the order of the output.
+        order: places of their features among the keys.
         dtype: dtype of the weights.
-        rows_read: rows read of each rank's shards, in all batches, int64 [ranks]; added to.
     """
 
     where: str
     generation: FloatGeneration
     keys: Sequence[str]
+    lookups: Sequence[FeatureLookup]
     order: Sequence[int]
-    features: _native.ShardedFeatures
     dtype: torch.dtype
+
+    @abstractmethod
+    def next(self, generation: FloatGeneration) -> "TablesView":
+        """Returns the view of another generation for the same keys."""
+
+    @abstractmethod
+    def rows(self, batch: CheckedBatch, columns: int) -> torch.Tensor:
+        """Returns the rows of all ids, feature by feature, [ids, columns] of `dtype`."""
+
+    @abstractmethod
+    def sums(self, batch: CheckedBatch, columns: int) -> torch.Tensor:
+        """Returns the pooled rows of all bags, float32 [samples, columns]."""
+
+    @abstractmethod
+    def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor of the host where the outputs are: on the host the same one, on a GPU a
+        copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostView(TablesView):
+    """A view that the CPU reads.
+
+    Attributes:
+        features: the features for native code; they keep the generation's memory.
+        rows_read: rows read of each rank's shards, in all batches, int64 [ranks]; added to.
+    """
+
+    features: _native.ShardedFeatures
     rows_read: torch.Tensor
 
-    def copy_rows(self, batch: CheckedBatch, out: torch.Tensor) -> None:
-        """Writes the rows of all ids to `out`, feature by feature, [ids, dim]."""
+    def next(self, generation: FloatGeneration) -> "HostView":
+        """See TablesView."""
+        return replace(self, generation=generation, features=generation.features(self.lookups))
+
+    def rows(self, batch: CheckedBatch, columns: int) -> torch.Tensor:
+        """See TablesView."""
+        out = empty_output((_ids_of(batch, self.order), columns), self.dtype)
         values = batch.features.values()
         _native.copy_rows_directly(self.features, values, batch.counts, self.rows_read, out)
+        return out
 
-    def sum_rows(self, batch: CheckedBatch, out: torch.Tensor) -> None:
-        """Writes the pooled rows of all bags to `out`, [samples, columns]."""
+    def sums(self, batch: CheckedBatch, columns: int) -> torch.Tensor:
+        """See TablesView."""
         features = batch.features
+        out = empty_output((features.stride(), columns), torch.float32)
         _native.sum_rows_directly(
             self.features,
             features.lengths(),
@@ -51,6 +92,60 @@ class TablesView:
             self.rows_read,
             out,
         )
+        return out
+
+    def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See TablesView."""
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView(TablesView):
+    """A view that a GPU reads. The host waits for nothing.
+
+    Attributes:
+        gpu: the GPU.
+        reader: its reads, of all generations.
+        tables: tables of the generation.
+    """
+
+    gpu: Gpu
+    reader: GpuReader
+    tables: RegisteredTables
+
+    def next(self, generation: FloatGeneration) -> "GpuView":
+        """See TablesView."""
+        assert generation.registered is not None
+        return replace(self, generation=generation, tables=generation.registered)
+
+    def rows(self, batch: CheckedBatch, columns: int) -> torch.Tensor:
+        """See TablesView."""
+        out = self._empty((_ids_of(batch, self.order), columns), self.dtype)
+        begins = torch.tensor([0, *batch.counts]).cumsum(0)
+        ids = self.beside_output(batch.features.values())
+        self.reader.copy_rows(self.tables, ids, self.beside_output(begins), out)
+        return out
+
+    def sums(self, batch: CheckedBatch, columns: int) -> torch.Tensor:
+        """See TablesView."""
+        features = batch.features
+        out = self._empty((features.stride(), columns), torch.float32)
+        weights = features.weights_or_none()
+        self.reader.sum_rows(
+            self.tables,
+            self.beside_output(features.values()),
+            self.beside_output(features.offsets()),
+            None if weights is None else self.beside_output(weights),
+            out,
+        )
+        return out
+
+    def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See TablesView."""
+        return self.gpu.copy_of(tensor)
+
+    def _empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.gpu.device)
 
 
 class GenerationViews:
@@ -58,11 +153,7 @@ class GenerationViews:
 
     Args:
         generation: the generation.
-        lookups_of: function that returns the lookups of a batch, in the order of the output, by its
-            keys.
-        where: see TablesView.
-        dtype: see TablesView.
-        rows_read: see TablesView.
+        make: function that returns a view of a generation for a batch's keys.
 
     Attributes:
         generation: see above.
@@ -71,40 +162,57 @@ class GenerationViews:
     def __init__(
         self,
         generation: FloatGeneration,
-        lookups_of: Callable[[Sequence[str]], Sequence[FeatureLookup]],
-        where: str,
-        dtype: torch.dtype,
-        rows_read: torch.Tensor,
+        make: Callable[[FloatGeneration, Sequence[str]], TablesView],
     ) -> None:
         self.generation = generation
-        self._lookups_of = lookups_of
-        self._where = where
-        self._dtype = dtype
-        self._rows_read = rows_read
+        self._make = make
         self._last: TablesView | None = None
 
     def of(self, keys: Sequence[str]) -> TablesView:
         """Returns the view for a batch with `keys`."""
         view = self._last
         if view is None or keys != view.keys:
-            lookups = self._lookups_of(keys)
-            self._last = view = TablesView(
-                self._where,
-                self.generation,
-                list(keys),
-                [lookup.key for lookup in lookups],
-                self.generation.features(lookups),
-                self._dtype,
-                self._rows_read,
-            )
+            self._last = view = self._make(self.generation, keys)
         return view
 
     def next(self, generation: FloatGeneration) -> "GenerationViews":
         """Returns the views of another generation, with that of the last batch's keys made."""
-        views = GenerationViews(
-            generation, self._lookups_of, self._where, self._dtype, self._rows_read
-        )
+        views = GenerationViews(generation, self._make)
         last = self._last
         if last is not None:
-            views.of(last.keys)
+            views._last = last.next(generation)
         return views
+
+
+def strips_of(
+    generation: FloatGeneration, lookups: Sequence[FeatureLookup], pooled: bool
+) -> list[list[Strip]]:
+    """Returns the strips of each lookup, with places among the bytes of a generation.
+
+    The columns of an output are float32, or words of rows of any type.
+
+    Args:
+        generation: the generation.
+        lookups: the lookups, in the order of the output.
+        pooled: whether the rows of a bag are pooled.
+    """
+    return [
+        [
+            Strip(
+                key,
+                (column_byte + (out_byte if pooled else 0)) // WORD_BYTES,
+                row_bytes // WORD_BYTES,
+                row_bytes,
+                sum(rows for _, _, rows in blocks),
+                rows_per_block,
+                means,
+                [place for _, place, _ in blocks],
+            )
+            for column_byte, row_bytes, rows_per_block, blocks in pieces
+        ]
+        for key, out_byte, means, pieces in generation.placed(lookups)
+    ]
+
+
+def _ids_of(batch: CheckedBatch, order: Sequence[int]) -> int:
+    return sum([batch.counts[key] for key in order])

@@ -1,0 +1,311 @@
+"""Sharded models whose tables a GPU reads, against those that the CPU reads.
+
+    TRITON_INTERPRET=1 python -m tests.gpu.sharded CHECK...
+
+Where there is no GPU, a fake one reads by Triton's interpreter. This is chosen when kernels are
+decorated, hence a process of its own, of which ranks get the environment.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import signal
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+
+from tests.direct import served
+from tests.distributed import models
+from tests.distributed.inputs.test_variable_batch import in_full, make_variable
+from tests.distributed.test_direct_reads import outputs, wait_until_gone
+from tests.gpu.fake_cuda import FakeGpu
+from tests.processes import run, run_outcomes
+from tests.quant import models as quant_models
+from tests.quant import served as quant_served
+from torchrec_bls import BLSConfig, publish
+from torchrec_bls.direct.gpu import device as devices
+from torchrec_bls.errors import RendezvousError
+
+GPU = torch.device("cuda", 0)
+IS_FAKE = not torch.cuda.is_available()
+DIRECT = BLSConfig(lookup="direct", deadline=30.0)
+
+
+def gpu_here(failing: Collection[tuple[str, int]] = ()) -> Any:
+    """Returns the GPU of this process, a fake one if there is no other."""
+    if IS_FAKE:
+        from tests.gpu import interpreter
+
+        interpreter.fuse()
+        devices._gpus[0] = FakeGpu(failing)
+    return devices.gpu_of(GPU)
+
+
+def sharded(kind: models.Kind, sharding: str, device: torch.device) -> DistributedModelParallel:
+    return models.shard(kind, sharding, kind.bls_sharder(DIRECT), device=device)
+
+
+def beside(flat: dict[str, torch.Tensor], gpu: Any) -> dict[str, torch.Tensor]:
+    """Returns outputs of a GPU on the host."""
+    assert all(tensor.device == gpu.device for tensor in flat.values())
+    return {name: tensor.cpu() for name, tensor in flat.items()}
+
+
+def batches_of(kind: models.Kind, rank: int) -> Sequence[Any]:
+    ids = models.make_ids
+    return [
+        ids(kind, rank, 4),
+        ids(kind, rank + 10, 3, dtype=torch.int32),
+        ids(kind, rank + 20, 2, without=kind.features),
+        ids(kind, 0, 0),
+        ids(kind, rank + 30, 5),
+    ]
+
+
+def hide(batch: Any, gpu: Any) -> None:
+    """Makes a fake GPU unable to read a batch of the host."""
+    if IS_FAKE:
+        tensors = [batch.values(), batch.lengths(), batch.offsets(), batch.weights_or_none()]
+        gpu.of_host = {each.data_ptr() for each in tensors if each is not None}
+
+
+def give_the_bits(rank: int, kind: models.Kind, sharding: str) -> None:
+    gpu = gpu_here()
+    batches = batches_of(kind, rank)
+    by_the_cpu = outputs(sharded(kind, sharding, models.CPU), *batches)
+    by_gpu = sharded(kind, sharding, GPU)
+    for batch, expected in zip(batches, by_the_cpu, strict=True):
+        hide(batch, gpu)
+        [found] = outputs(by_gpu, batch)
+        models.assert_same_bits(beside(found, gpu), expected)
+    if IS_FAKE:
+        assert gpu.cuda.trace.count("read") == len(batches)
+    for name, tensor in by_gpu.state_dict().items():
+        shards = tensor.local_shards()
+        assert all(shard.tensor.device == models.CPU for shard in shards), name
+        for shard in tensor.metadata().shards_metadata:
+            assert shard.placement.device() == models.CPU, name
+    by_gpu.load_state_dict(by_gpu.state_dict())
+    moved = by_gpu.to(gpu.device if not IS_FAKE else torch.device("meta"))
+    assert all(parameter.device == models.CPU for parameter in moved.parameters())
+
+
+def bits() -> None:
+    for kind in (models.EC, models.EBC, models.WEIGHTED):
+        run(2, give_the_bits, kind, "mixed", deadline=300)
+
+
+def bits_of_means_by_rows() -> None:
+    run(2, give_the_bits, models.EBC, "row_wise", deadline=300)
+
+
+def give_the_bits_of_sizes_per_key(rank: int, kind: models.Kind) -> None:
+    gpu = gpu_here()
+    batch = make_variable(kind, rank, [1, 2, 3, 2, 4], 5)
+    [expected] = outputs(sharded(kind, "mixed", models.CPU), batch)
+    model = sharded(kind, "mixed", GPU)
+    hide(batch, gpu)
+    models.assert_same_bits(beside(outputs(model, batch)[0], gpu), expected)
+
+
+def bits_of_sizes_per_key() -> None:
+    for kind in (models.EC, models.EBC):
+        run(2, give_the_bits_of_sizes_per_key, kind, deadline=300)
+
+
+def give_the_bits_of_stored_rows(rank: int, kind: str, types: Sequence[str], output: Any) -> None:
+    gpu = gpu_here()
+    model = quant_models.model_of(kind, types, output)
+    unsharded = copy.deepcopy(model)
+    sharder = quant_models.sharder_of(kind, DIRECT)
+    by_gpu = quant_models.shard(model, sharder, "mixed", GPU)
+    ids = quant_models.make_ids
+    batches = [
+        ids(kind, rank, 5),
+        ids(kind, rank + 10, 3, dtype=torch.int32),
+        ids(kind, rank + 20, 0),
+        ids(kind, rank + 30, 2, most_ids=0),
+    ]
+    drawn = models.Kind(kind, len(quant_models.ROWS))
+    varying = make_variable(drawn, rank, [3, 1, 4, 2], 5)
+    varying.values().remainder_(min(quant_models.ROWS))
+    for batch, whole in [*zip(batches, batches, strict=True), (varying, in_full(drawn, varying))]:
+        hide(batch, gpu)
+        [found], [expected] = outputs(by_gpu, batch), outputs(unsharded, whole)
+        models.assert_same_bits(beside(found, gpu), expected)
+    assert not IS_FAKE or "read" in gpu.cuda.trace
+    assert all(tensor.device == models.CPU for tensor in by_gpu.state_dict().values())
+
+
+def bits_of_stored_rows() -> None:
+    mixed, full = ["int8", "int4", "int2", "fp16"], torch.float32
+    for kind, types, output in (
+        ("ebc", mixed, full),
+        ("weighted", mixed, torch.float16),
+        ("ec", [*mixed[:3], "fp32"], full),
+    ):
+        run(2, give_the_bits_of_stored_rows, kind, types, output, deadline=300)
+
+
+def refuse(rank: int) -> None:
+    gpu_here()
+    good, bad = models.make_ids(models.EBC, 1, 4), models.make_ids(models.EBC, 1, 4)
+    bad.values()[3] = 10**6
+    model = sharded(models.EBC, "mixed", GPU)
+    [expected] = outputs(model, good)
+    with pytest.raises(ValueError, match="id 1000000 at position 3 of feature 'f0'"):
+        outputs(model, bad)
+    models.assert_same_bits(outputs(model, good)[0], expected)
+    with pytest.raises(ValueError, match="autograd is on"):
+        model(models.Batch(good))
+    kind = models.EBC
+    for config, message in (
+        (BLSConfig(), 'takes BLSConfig\\(lookup="direct"\\), not "exchange"'),
+        (BLSConfig(lookup="auto"), 'not "auto"'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.shard(kind, "mixed", kind.bls_sharder(config), device=GPU)
+    sharder = kind.bls_sharder(DIRECT)
+    plan = models.make_plan(kind.module(), models.sharding_types(kind, "mixed", 1), sharder)
+    with pytest.raises(ValueError, match="compute kernel fused, but only fused_uvm are possible"):
+        models.shard_model(models.SparseOnly(kind.module()), {"embeddings": plan}, [sharder], GPU)
+    plan = model.module.embeddings.module_sharding_plan
+    with pytest.raises(ValueError, match="shard the model anew"):
+        model.module.embeddings.update_shards(dict(plan), model._env, GPU)
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(ValueError, match="forked this one, where its GPU can't be used"):
+                outputs(model, good)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def refusals() -> None:
+    run(2, refuse, deadline=120)
+
+
+def follow(rank: int, stored: bool) -> None:
+    gpu, of = gpu_here(), quant_served if stored else served
+    batches = of.batches_of(rank, 2)
+    expected = of.Expected(batches)
+    model = of.sharded(DIRECT, GPU)
+    for number in range(1, 5):
+        if number > 1:
+            publish(model, of.weights_of(number), version=str(number)).wait(30.0)
+        for batch in range(len(batches)):
+            with torch.no_grad():
+                output = beside(model(batches[batch]), gpu)
+            models.assert_same_bits(output, expected.of(number, batch))
+        dist.barrier()
+    if IS_FAKE:
+        # The version before may be on its way out.
+        assert gpu.cuda.calls["unregister"] >= gpu.cuda.calls["register"] // 4
+        del model
+        gc.collect()
+        assert not gpu.cuda.registered
+
+
+def versions() -> None:
+    run(2, follow, False, deadline=300)
+
+
+def versions_of_stored_rows() -> None:
+    run(2, follow, True, deadline=300)
+
+
+def outlive_an_owner(rank: int) -> int:
+    gpu = gpu_here()
+    batches = [models.make_ids(models.EBC, seed, 4) for seed in range(5)]
+    expected = outputs(sharded(models.EBC, "mixed", models.CPU), *batches)
+    model = sharded(models.EBC, "mixed", GPU)
+    outputs(model, batches[0])
+    pids: list[int] = [0] * 2
+    dist.all_gather_object(pids, os.getpid())
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_until_gone(pids[1])
+    for ours, theirs in zip(outputs(model, *batches), expected, strict=True):
+        models.assert_same_bits(beside(ours, gpu), theirs)
+    return len(batches)
+
+
+def a_dead_owner() -> None:
+    outcomes = run_outcomes(2, outlive_an_owner, deadline=120)
+    assert outcomes[0].value == 5, str(outcomes[0])
+    assert outcomes[1].exit_code == -signal.SIGKILL
+
+
+def fail_to_register(rank: int, failing: int) -> None:
+    gpu = gpu_here([("register", failing)] if rank == 1 else [])
+    model = sharded(models.EBC, "mixed", GPU)
+    batch = models.make_ids(models.EBC, 1, 4)
+    with pytest.raises(RendezvousError if rank == 0 else Exception) as raised:
+        outputs(model, batch)
+    assert "cudaHostRegister returned 2" in str(raised.value)
+    assert "Look up on the CPU instead" in str(raised.value)
+    del raised
+    gc.collect()
+    assert not gpu.cuda.registered and not gpu.cuda.latched
+    outputs(model, batch)  # a failure of the moment costs a try
+
+
+def failing_registrations() -> None:
+    for failing in range(2):
+        run(2, fail_to_register, failing, deadline=120)
+
+
+def plan_by_torchrec(rank: int) -> None:
+    gpu = gpu_here()
+    sharder = models.EBC.bls_sharder(DIRECT)
+    model: nn.Module = models.SparseOnly(models.EBC.module())
+    topology = Topology(world_size=2, compute_device="cuda", local_world_size=2)
+    plan = EmbeddingShardingPlanner(topology=topology).collective_plan(
+        model, [sharder], dist.group.WORLD
+    )
+    planned = plan.get_plan_for_module("embeddings")
+    assert {each.compute_kernel for each in planned.values()} == {"fused_uvm"}
+    made = models.shard_model(model, {"embeddings": planned}, [sharder], GPU)
+    batch = models.make_ids(models.EBC, rank, 4)
+    with torch.no_grad():
+        expected = model(models.Batch(batch)).to_dict()
+        found = models.arrived(made(models.Batch(batch))).to_dict()
+    torch.testing.assert_close(beside(found, gpu), expected)
+
+
+def plans_of_torchrec() -> None:
+    run(2, plan_by_torchrec, deadline=120)
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        bits,
+        bits_of_means_by_rows,
+        bits_of_sizes_per_key,
+        bits_of_stored_rows,
+        refusals,
+        versions,
+        versions_of_stored_rows,
+        a_dead_owner,
+        failing_registrations,
+        plans_of_torchrec,
+    )
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        CHECKS[name]()
+        print(f"{name}: as the CPU")

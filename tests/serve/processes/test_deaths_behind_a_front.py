@@ -1,6 +1,7 @@
 """With a front, no caller notices that a worker, the zygote or the keeper has died."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,6 +75,18 @@ def test_a_worker_that_stands_still_for_a_while_costs_no_request(service: Runnin
         until(lambda: all_answer(service))
     assert not asked.lost and not asked.cut
     assert service.only("worker 1") == before
+
+
+def test_a_worker_that_can_accept_no_connection_costs_no_request(service: Running):
+    # The front has no connection for gRPC to a worker that has just begun.
+    lose(service, "worker 1")
+    before = service.only("worker 1")
+    _, most = resource.prlimit(before, resource.RLIMIT_NOFILE)
+    with asked_all_the_while(service) as asked:
+        resource.prlimit(before, resource.RLIMIT_NOFILE, (3, most))
+        until(lambda: not is_alive(before) and all_answer(service))
+    assert service.log.count("can accept no connection: ") == 1
+    assert not asked.lost and not asked.cut
 
 
 def test_workers_that_are_lost_one_after_the_other(service: Running):

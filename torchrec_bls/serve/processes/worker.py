@@ -1,6 +1,7 @@
 """A process that answers requests. It is forked with a model that is warmed up."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -38,6 +39,7 @@ _QUIET, _UNREST = 0.1, 1.0
 # Seconds that a connection is kept without a request.
 _KEPT = 75
 _BACKLOG = 2048
+_log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -58,6 +60,7 @@ class Worker:
         self._places = plan.places
         self._channel = channel
         self._status = Status(Refreshes(), 0, 0, {})
+        self._is_full = False
         observer = Observer(served.state)
         self._engine = Engine(
             served.calls, served.inputs, served.predictor, plan.contract, observer
@@ -169,7 +172,8 @@ class Worker:
                 self._status = message
 
     async def _watch(self) -> None:
-        """Follows the state of the tables, and tells the supervisor that the loop runs."""
+        """Follows the state of the tables, and tells the supervisor that the loop runs and that
+        there is room for one more connection."""
         while True:
             standing = self._served.standing()
             self._engine.drained_for = standing.drained_for
@@ -177,7 +181,25 @@ class Worker:
                 # Batches change versions. Who asks for the new one alone would never get it.
                 self._engine.ask_nothing(self._served.sample)
             await asyncio.sleep(_LOOK)
-            self._channel.send(Beat())
+            if self._has_room():
+                self._channel.send(Beat())
+
+    def _has_room(self) -> bool:
+        """Returns whether there is a descriptor for one more connection. On one that nobody accepts
+        a request waits for ever, and the front takes the worker for a slow one."""
+        try:
+            os.close(os.dup(self._channel.socket.fileno()))
+        except OSError as error:
+            if not self._is_full:
+                _log.warning(
+                    "worker %s can accept no connection: %s; allow more open files (ulimit -n)",
+                    self._name,
+                    error,
+                )
+            self._is_full = True
+            return False
+        self._is_full = False
+        return True
 
 
 class _Server(uvicorn.Server):

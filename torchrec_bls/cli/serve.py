@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import logging
+import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -156,6 +157,9 @@ def _run_service(options: argparse.Namespace) -> None:
         raise ValueError("give MODULE:FUNCTION, such as 'ranker:build', or --demo")
     if options.demo == (options.checkpoint is not None):
         raise ValueError("give --checkpoint PATH with MODULE:FUNCTION, and not with --demo")
+    # Each connection takes a descriptor. The usual limit of 1,024 is for programs that call select.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     _import_package()
     from torchrec_bls.serve.contract import Contract
     from torchrec_bls.serve.service import Service

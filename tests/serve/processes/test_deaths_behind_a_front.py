@@ -46,9 +46,15 @@ def service(folder: Path) -> Iterator[Running]:
     options = ["--checkpoint", str(checkpoint), "--watch", str(folder / "new"), *OPTIONS]
     environment = {ranker.RAISE: str(folder / "raise")}
     model = "tests.serve.ranker:build_poisonous_unless"
-    with running(folder, *options, model=model, environment=environment) as service:
-        until(lambda: all_answer(service))
-        yield service
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(few, 1024), most))
+    try:
+        with running(folder, *options, model=model, environment=environment) as service:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+            until(lambda: all_answer(service))
+            yield service
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,8 @@ def test_a_worker_that_can_accept_no_connection_costs_no_request(service: Runnin
     # The front has no connection for gRPC to a worker that has just begun.
     lose(service, "worker 1")
     before = service.only("worker 1")
-    _, most = resource.prlimit(before, resource.RLIMIT_NOFILE)
+    few, most = resource.prlimit(before, resource.RLIMIT_NOFILE)
+    assert few == most > 1024  # though a shell would allow 1,024
     with asked_all_the_while(service) as asked:
         resource.prlimit(before, resource.RLIMIT_NOFILE, (3, most))
         until(lambda: not is_alive(before) and all_answer(service))

@@ -3,8 +3,10 @@
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -58,6 +60,27 @@ def test_both_answer(service: Running):
     until(all_have_answered)
 
 
+def test_a_worker_that_can_accept_no_connection_goes_on_with_those_it_has(service: Running):
+    body = json.dumps(json_of(CASE.ragged())).encode()
+    head = f"POST {service.infer_path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
+    worker = service.only("worker 1")
+    limits = resource.prlimit(worker, resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(service.connect()) for _ in range(16)]
+        for each in connections:
+            ask(each)
+        resource.prlimit(worker, resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            time.sleep(1)  # ten beats, the first of which would say that it is full
+            for each in connections:
+                each.sendall(request)
+                assert answer_of(each) == 200
+            assert "can accept no connection" not in service.log
+        finally:
+            resource.prlimit(worker, resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_worker_that_is_killed_loses_what_it_holds_at_most(service: Running):
     with asked_all_the_while(service) as asked:
         lose(service, "worker 1")
@@ -83,9 +106,15 @@ def test_requests_of_other_workers_go_on(service: Running):
 
 def ask(connection: socket.socket) -> None:
     connection.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
+    assert answer_of(connection) == 200
+
+
+def answer_of(connection: socket.socket) -> int:
+    """Reads an answer; returns its status."""
     response = http.client.HTTPResponse(connection)
     response.begin()
-    assert response.status == 200 and response.read()
+    assert response.read()
+    return response.status
 
 
 def is_closed(connection: socket.socket) -> bool:

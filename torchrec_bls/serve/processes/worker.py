@@ -172,8 +172,8 @@ class Worker:
                 self._status = message
 
     async def _watch(self) -> None:
-        """Follows the state of the tables, and tells the supervisor that the loop runs and that
-        there is room for one more connection."""
+        """Follows the state of the tables, and tells the supervisor that the loop runs and, where a
+        front gives it requests, that it can accept them."""
         while True:
             standing = self._served.standing()
             self._engine.drained_for = standing.drained_for
@@ -181,7 +181,8 @@ class Worker:
                 # Batches change versions. Who asks for the new one alone would never get it.
                 self._engine.ask_nothing(self._served.sample)
             await asyncio.sleep(_LOOK)
-            if self._has_room():
+            # Callers without a front find another worker, and those that are connected go on.
+            if not self._places.front or self._has_room():
                 self._channel.send(Beat())
 
     def _has_room(self) -> bool:
@@ -192,7 +193,8 @@ class Worker:
         except OSError as error:
             if not self._is_full:
                 _log.warning(
-                    "worker %s can accept no connection: %s; allow more open files (ulimit -n)",
+                    "worker %s can accept no connection: %s; allow more open files: ulimit -n, "
+                    "LimitNOFILE of a systemd unit, --ulimit nofile of a container",
                     self._name,
                     error,
                 )

@@ -464,7 +464,7 @@ def plan_by_torchrec(rank: int, config: BLSConfig) -> None:
 
 def plans_of_torchrec() -> None:
     for config in (DIRECT, EXCHANGE):
-        run(2, plan_by_torchrec, config, deadline=120)
+        run(2, plan_by_torchrec, config, deadline=300)
 
 
 CHECKS = {

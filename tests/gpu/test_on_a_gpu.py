@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.gpu import ids, sharded
 from tests.gpu.reads import check_reads
-from tests.gpu.sharded import CHECKS
 from torchrec_bls.direct.gpu.device import CudaGpu
 
 pytestmark = [
@@ -17,6 +17,9 @@ pytestmark = [
 
 def test_a_gpu_reads_the_bits_of_the_cpu() -> None:
     check_reads(CudaGpu(torch.device("cuda", 0)))
+
+
+CHECKS = {**sharded.CHECKS, **ids.CHECKS}
 
 
 @pytest.mark.parametrize("name", [each for each in CHECKS if "failing" not in each])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu import ids, sharded
+from tests.gpu import attached, ids, sharded
 from tests.gpu.reads import check_reads
 from torchrec_bls.direct.gpu.device import CudaGpu
 
@@ -19,7 +19,7 @@ def test_a_gpu_reads_the_bits_of_the_cpu() -> None:
     check_reads(CudaGpu(torch.device("cuda", 0)))
 
 
-CHECKS = {**sharded.CHECKS, **ids.CHECKS}
+CHECKS = {**sharded.CHECKS, **ids.CHECKS, **attached.CHECKS}
 
 
 @pytest.mark.parametrize("name", [each for each in CHECKS if "failing" not in each])

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from tests.gpu import ids, sharded
+from tests.gpu import attached, ids, sharded
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.full
 
 
-CHECKS = [(module.__name__, name) for module in (sharded, ids) for name in module.CHECKS]
+CHECKS = [(module.__name__, name) for module in (sharded, ids, attached) for name in module.CHECKS]
 
 
 @pytest.mark.parametrize(("module", "name"), CHECKS, ids=[name for _, name in CHECKS])

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.direct.nodes import DEADLINE, FLOAT, Node, Nodes, until
+from tests.direct import nodes
+from tests.direct.nodes import DEADLINE, FLOAT, Node, NodeFailedError, Nodes, until
+from tests.direct.row_versions import go_on
 from tests.direct.test_keeper import KEEPER, keep, processes_of, publish
 from tests.distributed import models
 from tests.gpu.ids import BAD, on_gpu
@@ -25,8 +27,10 @@ from tests.gpu.sharded import GPU, IS_FAKE, gpu_here, make
 from torchrec_bls import attach, version_of
 from torchrec_bls.direct.gpu import device as devices
 from torchrec_bls.direct.reads.attached_collection import AttachedCollection
+from torchrec_bls.direct.serving.served_model import ServedModel
 
 QUANTIZED = "tests.quant.served"
+REFRESHED = ["tests.direct.refreshed", "tests.quant.refreshed"]
 
 
 @contextmanager
@@ -140,7 +144,59 @@ def ids_of_attached_readers() -> None:
         processes.call("reader", refuse)
 
 
-CHECKS = {check.__name__: check for check in (attached_readers, ids_of_attached_readers)}
+def registrations(node: Node) -> int:
+    """Returns the number of registrations so far, once both sides are mapped."""
+    reads = ServedModel.of(node.model).reads
+    until(lambda: all(len(each.tables.windows.all) == 4 for each in reads))
+    return fake().cuda.calls["register"] if IS_FAKE else 0
+
+
+def stay_busy(node: Node, is_busy: bool) -> None:
+    """Looks a batch up whose rows the GPU does not finish to read, and calls the model no more."""
+    fake().cuda.is_busy = is_busy
+    if is_busy:
+        check(node)
+        pins = ServedModel.of(node.model)._pins
+        until(lambda: pins.held[0] == 0)
+
+
+def refresh(served_by: str) -> None:
+    with keeper_and(served_by, "reader") as processes:
+        for number in range(2, 7):
+            processes.call(KEEPER, go_on, number)
+            processes.call("reader", go_over, number)
+        # By now all tables got rows, and so have two copies.
+        before = processes.call("reader", registrations)
+        if IS_FAKE:
+            processes.call("reader", stay_busy, True)
+            pid = processes.call("reader", nodes.pid_of)
+            processes.call(KEEPER, go_on, 7)
+            # Nobody is in a forward, but kernels read the side of version 6.
+            with pytest.raises(NodeFailedError, match=rf"PeerTimeoutError.*{pid}"):
+                processes.call(KEEPER, go_on_soon, 8)
+            processes.call("reader", stay_busy, False)
+            processes.call(KEEPER, go_on, 8)
+            processes.call("reader", go_over, 8)
+        for number in range(9 if IS_FAKE else 7, 13):
+            if number == 10:  # a whole one; each side was registered once until then
+                assert processes.call("reader", registrations) == before
+            processes.call(KEEPER, go_on, number)
+            processes.call("reader", go_over, number)
+        processes.call("reader", leave)
+
+
+def go_on_soon(node: Node, number: int) -> None:
+    go_on(node, number, deadline=1.0)
+
+
+def refreshed_rows() -> None:
+    for served_by in REFRESHED:
+        refresh(served_by)
+
+
+CHECKS = {
+    check.__name__: check for check in (attached_readers, ids_of_attached_readers, refreshed_rows)
+}
 
 if __name__ == "__main__":
     from tests.gpu import attached

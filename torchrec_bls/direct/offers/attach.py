@@ -50,7 +50,7 @@ def attach(
         ValueError: `model` is another one than the served one, or is sharded already; or `owner` is
             no rank, or lives; or no clock counts to `deadline`; or there is no such GPU, or it
             can't read such tables. `model` stays as it was.
-        RegistrationError: the driver does not register the tables for the GPU.
+        BLSError: the driver does not register the tables for the GPU; the text says what to do.
         RendezvousError: nobody listens at `path`, or there is no memory or no descriptor left. Or
             the tables are drained at the moment, see `publish`.
         PeerTimeoutError: the other process is stopped or stuck.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
 
 import torch
+from torchrec import KeyedJaggedTensor
 
 from torchrec_bls.direct.gpu.cuda import (
     NOT_REGISTERED,
@@ -25,6 +28,7 @@ class FakeCuda:
     Attributes:
         registered: bytes that are registered, by address.
         latched: the last code that was not 0, until somebody asks for it. A launch raises it.
+        is_busy: whether events that nobody waits for do not come.
         calls: number of calls of each method.
         trace: what happened, in its order.
     """
@@ -35,6 +39,7 @@ class FakeCuda:
         """Calls in `failing` fail: a method, and the how manieth call it is, from 0 on."""
         self.registered: dict[int, int] = {}
         self.latched = 0
+        self.is_busy = False
         self.calls: Counter[str] = Counter()
         self.trace: list[str] = []
         self._failing = set(failing)
@@ -81,19 +86,26 @@ class FakeCuda:
 
 
 class FakeEvent:
-    """An event that the GPU has not reached yet."""
+    """An event that the GPU reaches at once, unless it is busy."""
 
     def __init__(self, cuda: FakeCuda, fails: bool = False) -> None:
         self._cuda = cuda
         self._fails = fails
+        self._has_come = False
 
     def synchronize(self) -> None:
         self._cuda.trace.append("synchronize")
         if self._fails:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self._has_come = True
 
     def query(self) -> bool:
-        return True
+        self._has_come |= not self._cuda.is_busy
+        return self._has_come
+
+
+# What makes the host wait for a tensor of a GPU.
+_WAITS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__")
 
 
 class FakeGpu:
@@ -112,14 +124,68 @@ class FakeGpu:
         self.of_host: set[int] = set()
         self.copies: dict[int, torch.Tensor] = {}
         self.outputs: dict[int, torch.Tensor] = {}
+        # By the address of their memory: tensors of this GPU, and what kernels find in them.
+        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._reports: set[int] = set()
+        self._is_reading = False
 
     @contextmanager
     def reading(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-        used = {tensor.data_ptr() for tensor in tensors if tensor.numel()}
-        assert not used & self.of_host, "not copied to the GPU"
+        used = list(tensors)
+        addresses = {tensor.data_ptr() for tensor in used if tensor.numel()}
+        assert not addresses & self.of_host, "not copied to the GPU"
         assert not self.cuda.latched
         self.cuda.trace.append("read")
-        yield
+        hidden = [self._own[_memory_of(each)] for each in used if self.has(each)]
+        before = [shown.clone() for shown, _ in hidden]
+        self._is_reading = True
+        try:
+            for shown, true in hidden:
+                shown.copy_(true)
+            yield
+        finally:
+            self._is_reading = False
+            for (shown, _), what in zip(hidden, before, strict=True):
+                shown.copy_(what)
+
+    def with_batch(self, batch: KeyedJaggedTensor, hides: bool = True) -> KeyedJaggedTensor:
+        """Returns a batch that is on this GPU. Where it `hides`, the host sees other ids and
+        weights in it than kernels."""
+        weights = batch.weights_or_none()
+        return KeyedJaggedTensor(
+            keys=batch.keys(),
+            values=self._with(batch.values(), -7 if hides else None),
+            weights=None if weights is None else self._with(weights, -7 if hides else None),
+            lengths=self._with(batch.lengths(), None),
+            length_per_key=batch.length_per_key_or_none(),
+        )
+
+    def _with(self, tensor: torch.Tensor, shown: int | None) -> torch.Tensor:
+        # One more, so that it has memory.
+        own = tensor.new_empty(tensor.numel() + 1)[:-1].copy_(tensor)
+        self._own[_memory_of(own)] = own, tensor.clone()
+        return own if shown is None else own.fill_(shown)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        return _memory_of(tensor) in self._own
+
+    @contextmanager
+    def not_waited_for(self) -> Iterator[None]:
+        """A context in which the host may read no tensor but reports."""
+        with ExitStack() as patched:
+            for name in _WAITS:
+                patched.enter_context(mock.patch.object(torch.Tensor, name, self._refusing(name)))
+            yield
+
+    def _refusing(self, name: str) -> Any:
+        there = getattr(torch.Tensor, name)
+
+        def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not self._is_reading:
+                assert tensor.data_ptr() in self._reports, f"the host waits by {name}"
+            return there(tensor, *args, **kwargs)
+
+        return read
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -127,27 +193,29 @@ class FakeGpu:
     def empty_output(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         output = torch.empty(shape, dtype=dtype)
         if output.numel():
-            self.outputs[_memory(output)] = output
+            self.outputs[_memory_of(output)] = output
         return output
 
     def copy_of_output(self, output: torch.Tensor) -> torch.Tensor:
-        assert _memory(output) not in self.copies
-        self.cuda.trace.append("copy" if _memory(output) in self.outputs else "copy of a copy")
+        assert _memory_of(output) not in self.copies
+        self.cuda.trace.append("copy" if _memory_of(output) in self.outputs else "copy of a copy")
         copy = output.clone()
         if copy.numel():
-            self.copies[_memory(copy)] = copy
+            self.copies[_memory_of(copy)] = copy
         return copy
 
-    def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is (a part of) a copy of an output, or has no memory."""
-        return not tensor.numel() or _memory(tensor) in self.copies
+    def has_copied(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a tensor is (a part of) a copy of an output, or has no memory."""
+        return not tensor.numel() or _memory_of(tensor) in self.copies
 
     def mark(self) -> FakeEvent:
         return FakeEvent(self.cuda)
 
     def new_report(self) -> torch.Tensor:
-        return new_report(2, self.device)
+        report = new_report(2, self.device)
+        self._reports.add(report.data_ptr())
+        return report
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def _memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()

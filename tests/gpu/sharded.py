@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -209,7 +209,7 @@ def copied(output: Any, gpu: Any) -> dict[str, torch.Tensor]:
     """Returns an output that was copied to a GPU, on the host."""
     output = models.arrived(output)
     for tensor in tensors_of(output):
-        assert gpu.has(tensor) if IS_FAKE else tensor.device == gpu.device
+        assert gpu.has_copied(tensor) if IS_FAKE else tensor.device == gpu.device
     return beside(models.flatten(output), gpu)
 
 
@@ -489,7 +489,13 @@ CHECKS = {
     )
 }
 
-if __name__ == "__main__":
+
+def make(checks: Mapping[str, Callable[[], None]]) -> None:
+    """Makes the checks that are named on the command line."""
     for name in sys.argv[1:]:
-        CHECKS[name]()
+        checks[name]()
         print(f"{name}: as the CPU")
+
+
+if __name__ == "__main__":
+    make(CHECKS)

@@ -8,16 +8,13 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu.fake_cuda import FakeCuda, FakeEvent, FakeGpu
+from tests.gpu.fake_cuda import FakeCuda, FakeEvent
 from tests.paths import ROOT
-from torchrec_bls.direct.generation import Generation
 from torchrec_bls.direct.gpu import registration
 from torchrec_bls.direct.gpu.cuda import READ_ONLY_SUPPORTED, SAME_ADDRESSES
 from torchrec_bls.direct.gpu.registration import PIECE_BYTES, Registration, RegistrationError
@@ -113,14 +110,6 @@ def test_a_gpu_that_cannot_is_named_before_a_call(lacking: int, text: str) -> No
     assert "driver of CUDA 13.0" in str(raised.value)
     assert 'BLSConfig(lookup="exchange")' in str(raised.value)
     assert not cuda.calls["register"]
-
-
-def test_tables_that_are_refreshed_by_row_are_refused() -> None:
-    part: Any = SimpleNamespace(side=0, drained_for="")
-    window: Any = object()
-    generation = Generation("7", 1, [part], [], window)
-    with pytest.raises(RegistrationError, match="version '7' has tables that are refreshed by row"):
-        generation.register_with(FakeGpu())
 
 
 def test_the_gpu_reads_to_its_end_first() -> None:

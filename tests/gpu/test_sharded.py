@@ -8,16 +8,19 @@ import sys
 
 import pytest
 
-from tests.gpu.sharded import CHECKS
+from tests.gpu import attached, ids, sharded
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.full
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_a_gpu_gives_what_the_cpu_gives(name: str) -> None:
+CHECKS = [(module.__name__, name) for module in (sharded, ids, attached) for name in module.CHECKS]
+
+
+@pytest.mark.parametrize(("module", "name"), CHECKS, ids=[name for _, name in CHECKS])
+def test_a_gpu_gives_what_the_cpu_gives(module: str, name: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.sharded", name],
+        [sys.executable, "-m", module, name],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         text=True,

@@ -7,7 +7,6 @@ from typing import TypeAlias
 from torchrec_bls import _native
 from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
-from torchrec_bls.direct.gpu.registration import RegistrationError
 from torchrec_bls.direct.layout import Shard, TableLayout
 from torchrec_bls.direct.owner_part import OwnerPart
 from torchrec_bls.direct.part_index import Side
@@ -83,17 +82,12 @@ class Generation:
         self.registered: RegisteredTables | None = None
 
     def register_with(self, gpu: Gpu) -> None:
-        """Makes this GPU read the tables.
+        """Makes this GPU read the tables, which no other version has.
 
         Raises:
             RegistrationError: it can't.
             BLSError: they can't be mapped once more.
         """
-        if self.side is not None:  # their rows change, and nothing pins them for the GPU
-            raise RegistrationError(
-                f"version {self.version!r} has tables that are refreshed by row, which GPUs do not "
-                "read yet: publish whole versions, or look up on the CPU"
-            )
         self.registered = RegisteredTables(gpu, self.pages)
 
     @property

@@ -260,15 +260,22 @@ class SharedTables(ABC):
                     f"process {self.process.pid} has forked this one, where its GPU can't be used: "
                     "attach in a process that is started by spawn or forkserver"
                 )
-            generation.register_with(self.gpu)
+            self._register(generation, self.gpu)
         return generation
 
+    def _register(self, generation: Generation, gpu: Gpu) -> None:
+        if generation.side is None:
+            generation.register_with(gpu)
+        else:
+            window, pages = generation.window, generation.pages
+            generation.registered = self.windows.registered(window, pages, gpu)
+
     def map_other_side(self, generation: Generation) -> None:
-        """Maps the copies that the next version reads if it differs in rows, so that nobody waits
-        for that then.
+        """Maps the copies that the next version reads if it differs in rows, and registers them
+        with the GPU that reads them, so that nobody waits for that then.
 
         Raises:
-            BLSError: they can't be mapped.
+            BLSError: they can't be mapped, or not be registered.
         """
         if generation.side is None:
             return
@@ -279,7 +286,9 @@ class SharedTables(ABC):
                 for part, cut in zip(generation.parts, self.cuts, strict=True)
             ]
             # No lookup reads it. Its window is kept.
-            self._generation(generation.version, generation.serial, parts)
+            other = self._generation(generation.version, generation.serial, parts)
+            if self.gpu is not None:
+                self._register(other, self.gpu)
             self.held.add(generation.serial, self.windows.all)
 
     @abstractmethod

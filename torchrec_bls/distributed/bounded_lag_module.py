@@ -352,6 +352,20 @@ class BoundedLagModule:
         reads = self.direct_reads
         return "" if reads is None else reads.version
 
+    def wait_checked(self) -> None:
+        """Waits until the ids of all batches so far are checked. Those of batches on a GPU are
+        checked by it when it reads their rows, after their forwards have returned. A forward
+        raises what is known by then, without looking its own batch up.
+
+        Raises:
+            ValueError: a batch had an id that its table has no row for; the bags or rows of these
+                are NaN. The text names key, position, id, table, batch and version. Each batch is
+                told once, here or by a later forward: call it again for the next one.
+        """
+        reads = self.direct_reads
+        if reads is not None:
+            reads.wait_checked(self.input_check)
+
     @property
     def rows_read(self) -> list[int]:
         """Returns how many rows of each rank's shards this rank has read; empty without direct

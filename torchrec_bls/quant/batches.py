@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 
 NO_GRADIENTS = "autograd is on, but quantized tables have no gradients: use torch.no_grad()"
@@ -37,7 +38,7 @@ def looked_up(module: Any, features: KeyedJaggedTensor, check: InputCheck) -> An
 class QuantInputCheck(InputCheck):
     """Accepts batches that FBGEMM's quantized lookups accept, with weights in float32."""
 
-    def _checked(self, features: object) -> CheckedBatch:
+    def _checked(self, features: object, gpu: Gpu | None) -> CheckedBatch:
         if self.is_weighted and isinstance(features, KeyedJaggedTensor):
             weights = features.weights_or_none()
             if weights is None or weights.dtype != torch.float32:
@@ -46,12 +47,12 @@ class QuantInputCheck(InputCheck):
                     f"the KeyedJaggedTensor has {found}, but FBGEMM's weighted quantized lookups "
                     "take float32"
                 )
-        return super()._checked(features)
+        return super()._checked(features, gpu)
 
 
 class FullQuantInputCheck(QuantInputCheck):
     """Accepts the same, and gives each sample its ids where the batch has a size per key."""
 
-    def _checked(self, features: object) -> CheckedBatch:
+    def _checked(self, features: object, gpu: Gpu | None) -> CheckedBatch:
         # Rows travel once for each distinct id, however many samples have it.
-        return super()._checked(features).in_full(self._rows_by_feature)
+        return super()._checked(features, gpu).in_full(self._rows_by_feature)

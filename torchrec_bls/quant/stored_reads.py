@@ -106,6 +106,7 @@ class StoredReads(DirectReads[BoundModule]):
         try:
             embeddings = looked_up(view.module, features, self._input_check)
         finally:
+            self._keep_until_read(pin)
             del pin  # an exception that somebody keeps would keep it
         gpu = self.tables.gpu
         if gpu is not None and self._is_sequence:
@@ -143,7 +144,7 @@ class StoredReads(DirectReads[BoundModule]):
         """See DirectReads."""
         assert isinstance(generation, RowsGeneration)
         made: StoredReads = self._aside(
-            self._bound_to(generation), torch.zeros_like(self.rows_read)
+            self._bound_to(generation), torch.zeros_like(self.rows_read), self._none_under_way()
         )
         made._input_check = check
         return made

@@ -41,6 +41,9 @@ class Gpu(Protocol):
     def mark(self) -> Event:
         """Returns an event behind what the stream for reads has by now."""
 
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a tensor is on this GPU."""
+
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a copy of a tensor of the host, made on the caller's stream. The host does not
         wait for it, and may write to the tensor at once."""
@@ -90,6 +93,10 @@ class CudaGpu:
         """See Gpu."""
         event: Event = self._stream.record_event()
         return event
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """See Gpu."""
+        return tensor.device == self.device
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """See Gpu."""

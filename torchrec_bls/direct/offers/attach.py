@@ -4,12 +4,14 @@ import os
 from collections.abc import Mapping
 from contextlib import closing
 
+import torch
 from torch import nn
 
 from torchrec_bls import _native
 from torchrec_bls.collective.transport.deadlines import check_deadline
 from torchrec_bls.direct.arguments import check_owner
 from torchrec_bls.direct.dense_weights import dense_weights
+from torchrec_bls.direct.gpu.device import Gpu, gpu_of
 from torchrec_bls.direct.offers.collections import Collection, collections_of
 from torchrec_bls.direct.offers.conversation import Conversation, Descriptors, connect
 from torchrec_bls.direct.offers.manifest import Manifest
@@ -25,6 +27,7 @@ def attach(
     *,
     owner: int | None = None,
     deadline: float = 30.0,
+    device: torch.device | None = None,
 ) -> None:
     """Makes a model of this process read the tables that another process serves.
 
@@ -40,10 +43,14 @@ def attach(
         owner: rank whose process is gone; this process then publishes its tables. None: it
             publishes nothing.
         deadline: seconds until the tables must have been handed over.
+        device: device of the embeddings: a GPU of CUDA then reads the tables, where they lie on
+            the host. Its process must not be forked afterwards. None: the CPU.
 
     Raises:
         ValueError: `model` is another one than the served one, or is sharded already; or `owner` is
-            no rank, or lives; or no clock counts to `deadline`. `model` stays as it was.
+            no rank, or lives; or no clock counts to `deadline`; or there is no such GPU, or it
+            can't read such tables. `model` stays as it was.
+        BLSError: the driver does not register the tables for the GPU; the text says what to do.
         RendezvousError: nobody listens at `path`, or there is no memory or no descriptor left. Or
             the tables are drained at the moment, see `publish`.
         PeerTimeoutError: the other process is stopped or stuck.
@@ -56,14 +63,26 @@ def attach(
     if owner is not None:
         check_owner(owner)
     collections = collections_of(model)
+    gpu = _gpu_of(device)
     with closing(connect(where, deadline)) as conversation:
-        received = _receive(conversation, where, collections)
+        received = _receive(conversation, where, collections, gpu)
     read_tables(model, collections, received, owner)
+
+
+def _gpu_of(device: torch.device | None) -> Gpu | None:
+    if device is None or device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        raise ValueError(f"embeddings can be on the CPU or on a GPU of CUDA, not on '{device}'")
+    return gpu_of(device)
 
 
 @whole_at_forks()
 def _receive(
-    conversation: Conversation, where: str, collections: Mapping[str, Collection]
+    conversation: Conversation,
+    where: str,
+    collections: Mapping[str, Collection],
+    gpu: Gpu | None,
 ) -> Received:
     with closing(Descriptors()) as descriptors:
         conversation.greet()
@@ -89,7 +108,7 @@ def _receive(
                 f"{len(descriptors)} over: install one version of torchrec-bls in both processes"
             )
         check_same(collections, manifest.modules, where)
-        return _adopted(manifest, collections, descriptors, where)
+        return _adopted(manifest, collections, descriptors, where, gpu)
 
 
 def _adopted(
@@ -97,6 +116,7 @@ def _adopted(
     collections: Mapping[str, Collection],
     descriptors: Descriptors,
     where: str,
+    gpu: Gpu | None,
 ) -> Received:
     """Maps the tables that were handed over."""
     version, serial = manifest.version, manifest.serial
@@ -104,7 +124,7 @@ def _adopted(
     for module in manifest.modules:
         digest, owners = bytes.fromhex(module.digest), len(module.sizes)
         page = _native.ControlPage.adopt(descriptors.take(), owners, digest)
-        tables = collections[module.name].tables(module, page)
+        tables = collections[module.name].tables(module, page, gpu)
         tables.check_places()
         pieces = [len(cut.pieces) for cut in tables.cuts]
         if pieces != module.pieces:

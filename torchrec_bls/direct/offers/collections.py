@@ -21,8 +21,10 @@ from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddi
 from torchrec_bls import _native
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FloatGeneration, Generation
+from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.layout import Shard, TableLayout, digest_of
 from torchrec_bls.direct.offers.manifest import OfferedModule, OfferedTable
+from torchrec_bls.direct.reads.agreement import not_of_words
 from torchrec_bls.direct.reads.described_form import form_of
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.direct.reads.float_reads import FloatReads
@@ -31,6 +33,7 @@ from torchrec_bls.distributed.config import BLSConfig
 from torchrec_bls.distributed.inputs.input_check import InputCheck
 from torchrec_bls.huge_pages import HugePages, huge_pages_for
 from torchrec_bls.quant.batches import QuantInputCheck
+from torchrec_bls.quant.gpu_lookups import why_not_by_gpu
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.refusals import why_not_read
 from torchrec_bls.quant.shared_rows import PlacedRows, RowsGeneration, SharedRows
@@ -120,15 +123,19 @@ class Collection(ABC):
         return OfferedTable(layout, offsets, list(config.feature_names), pooling)
 
     @abstractmethod
-    def tables(self, offered: OfferedModule, page: _native.ControlPage) -> SharedTables:
+    def tables(
+        self, offered: OfferedModule, page: _native.ControlPage, gpu: Gpu | None = None
+    ) -> SharedTables:
         """Returns the tables that are offered.
 
         Args:
             offered: description of the module that another process serves.
             page: control page of that module.
+            gpu: GPU that reads them; None: the CPU does.
 
         Raises:
-            ValueError: they are laid out in another way than this module's.
+            ValueError: they are laid out in another way than this module's; or the GPU can't read
+                such tables.
             ProtocolError: a table does not lie in its segment.
         """
 
@@ -186,12 +193,18 @@ class FloatCollection(Collection):
         huge_pages = huge_pages_for(config.huge_pages, at)
         return self._alone(name, config, huge_pages, tables, digest, at, torch.float32, form)
 
-    def tables(self, offered: OfferedModule, page: _native.ControlPage) -> FloatTables:
+    def tables(
+        self, offered: OfferedModule, page: _native.ControlPage, gpu: Gpu | None = None
+    ) -> FloatTables:
         """See Collection."""
+        layouts = {table.layout.name: table.layout for table in offered.tables}
+        dtype: torch.dtype = getattr(torch, offered.dtype.removeprefix("torch."))
+        if gpu is not None and (reason := not_of_words(layouts.values(), dtype)):
+            raise ValueError(f"'{offered.name}': {reason}")
         return FloatTables(
             page,
             bytes.fromhex(offered.digest),
-            {table.layout.name: table.layout for table in offered.tables},
+            layouts,
             offered.sizes,
             offered.huge_pages,
             {
@@ -199,7 +212,8 @@ class FloatCollection(Collection):
                 for table in offered.tables
                 for shard, offset in zip(table.layout.shards, table.offsets, strict=True)
             },
-            getattr(torch, offered.dtype.removeprefix("torch.")),
+            dtype,
+            gpu=gpu,
         )
 
     def reads(
@@ -248,10 +262,14 @@ class QuantCollection(Collection):
             name, config, lookups.huge_pages, tables, rows.digest, size, torch.uint8, form
         )
 
-    def tables(self, offered: OfferedModule, page: _native.ControlPage) -> SharedRows:
+    def tables(
+        self, offered: OfferedModule, page: _native.ControlPage, gpu: Gpu | None = None
+    ) -> SharedRows:
         """See Collection."""
         if reason := why_not_read(self.module):
             raise ValueError(f"'{offered.name}' can't read tables of other processes: {reason}")
+        if gpu is not None and (reason := why_not_by_gpu(self.module)):
+            raise ValueError(f"'{offered.name}' can't be read by a GPU: {reason}")
         rows = PlacedRows.of(
             self._lookups(offered.huge_pages).tables,
             {table.layout.name: table.layout.shards for table in offered.tables},
@@ -263,7 +281,8 @@ class QuantCollection(Collection):
                 "attach the same model, with the same versions of torchrec and torchrec-bls"
             )
         layouts = {table.layout.name: table.layout for table in offered.tables}
-        return SharedRows(page, rows.digest, layouts, offered.sizes, offered.huge_pages, rows)
+        sizes, pages = offered.sizes, offered.huge_pages
+        return SharedRows(page, rows.digest, layouts, sizes, pages, rows, gpu=gpu)
 
     def reads(
         self,

@@ -1,6 +1,6 @@
 """How the ranks of a module come to read each other's tables, in its first forward."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 from torchrec_bls.direct.float_tables import OwnTables, share_tables
 from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.gpu.strips import WORD_BYTES
-from torchrec_bls.direct.layout import Shard, layouts_of
+from torchrec_bls.direct.layout import Shard, TableLayout, layouts_of
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.obstacles import agree_on_direct_reads, warn_of_exchange
 from torchrec_bls.direct.reads.float_reads import FloatReads, OutputForm
@@ -138,16 +138,17 @@ def _why_not(config: Any, sharded: ShardedTables, gpu: Gpu | None) -> str:
             "another type than its output, or an optimizer that counts forwards"
         )
     if gpu is not None:
-        return _not_of_words(sharded)
+        dtype = data_type_to_dtype(sharded.tables[0].data_type)
+        return not_of_words(layouts_of(sharded.tables, plan), dtype)
     return ""
 
 
-def _not_of_words(sharded: ShardedTables) -> str:
-    """Returns which table a GPU can't read, since its rows are of no whole words."""
-    item_bytes = data_type_to_dtype(sharded.tables[0].data_type).itemsize
-    for table in layouts_of(sharded.tables, sharded.module.module_sharding_plan):
+def not_of_words(tables: Iterable[TableLayout], dtype: torch.dtype) -> str:
+    """Returns which table of a dtype a GPU can't read, since its rows are of no whole words; empty
+    if it can read all."""
+    for table in tables:
         columns = {shard.columns for shard in table.shards}
-        if any(each * item_bytes % WORD_BYTES for each in columns):
+        if any(each * dtype.itemsize % WORD_BYTES for each in columns):
             return (
                 f"table '{table.name}' has shards of {sorted(columns)} columns of {table.dtype}, "
                 f"and GPUs read whole words of {WORD_BYTES} bytes: give it an even number of them"

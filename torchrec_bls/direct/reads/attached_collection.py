@@ -45,12 +45,17 @@ class AttachedCollection(nn.Module):
         """Returns how many ids got row 0 instead, by bad_ids="row0"."""
         return self.input_check.replaced_ids
 
+    def wait_checked(self) -> None:
+        """See BoundedLagModule."""
+        self.direct_reads.wait_checked(self.input_check)
+
     @outside_inference_mode
     def forward(self, features: object) -> Any:
         """Returns the embeddings of a batch.
 
         Args:
-            features: features of the batch, a KeyedJaggedTensor on the CPU.
+            features: features of the batch, a KeyedJaggedTensor on the CPU; or on the GPU that
+                reads the tables, unless these are quantized.
 
         Returns:
             A KeyedTensor, [samples, columns], or a JaggedTensor, [ids, columns], of each feature by
@@ -65,7 +70,7 @@ class AttachedCollection(nn.Module):
                 "not change: use torch.no_grad()"
             )
         try:
-            batch = self.input_check.check(features)
+            batch = self.input_check.check(features, self.direct_reads.checks_late)
         except Exception as error:  # whatever a request holds, the fault is that request's
             raise ValueError(f"{self.direct_reads.where}: {error}") from error
         return self.direct_reads.output(batch).wait()

@@ -61,6 +61,10 @@ class DirectLookup(Lookup):
         if torch.is_grad_enabled():
             raise ValueError(self._no_gradients)
 
+    def check(self, features: object) -> CheckedBatch:
+        """See Lookup."""
+        return self._input_check.check(features, self.reads.checks_late)
+
     def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> UnsentBatch:
         """See Lookup. No other rank needs anything. The batch stays in the context, as
         `bls_unsent`."""
@@ -73,7 +77,8 @@ class DirectLookup(Lookup):
         batch: CheckedBatch = ctx.bls_unsent
         if not isinstance(ids, UnsentBatch):
             for processed in ids:  # of a FeatureProcessedEmbeddingBagCollection, one at most
-                batch = self._input_check.check_processed(processed, batch)
+                late = self.reads.checks_late
+                batch = self._input_check.check_processed(processed, batch, late)
         return self.reads.output(batch)
 
     def meet(self) -> None:

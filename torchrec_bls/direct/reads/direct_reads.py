@@ -11,6 +11,7 @@ from torchrec.distributed.types import LazyAwaitable
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.drained_view import DrainedView
 from torchrec_bls.direct.shared_tables import SharedTables
@@ -96,6 +97,7 @@ class DirectReads(ABC, Generic[V]):
             on in a forked child.
         pins: pins of generations that have a side. None: nothing pins, so that none of these can
             be read.
+        under_way: forwards whose rows the GPU may still read; None: the CPU reads them.
     """
 
     # What else can be done about weights that were written to.
@@ -121,6 +123,7 @@ class DirectReads(ABC, Generic[V]):
         self.last_version: str | None = None
         self.followed = False
         self.pins: Pins | None = None
+        self.under_way = self._none_under_way()
         # Generation that a forked child can't serve.
         self._unpublished: Generation | None = None
 
@@ -138,6 +141,29 @@ class DirectReads(ABC, Generic[V]):
     @abstractmethod
     def pooled(self) -> bool:
         """Returns whether the module is an EmbeddingBagCollection, not an EmbeddingCollection."""
+
+    @property
+    def checks_late(self) -> ForwardsUnderWay | None:
+        """Returns the forwards whose ids may be on the GPU, which checks them as it reads their
+        rows; None: ids have to be on the host."""
+        return None
+
+    def wait_checked(self, check: InputCheck) -> None:
+        """Waits until the ids of all batches so far are checked.
+
+        Args:
+            check: input check of the module.
+
+        Raises:
+            ValueError: one of them had an id that its table has no row for. Each is told once.
+        """
+        if self.checks_late is None:
+            return
+        self.checks_late.wait()
+        try:
+            check.check_earlier(self.checks_late)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from error
 
     @abstractmethod
     def output(self, batch: CheckedBatch) -> DirectEmbeddings:
@@ -187,12 +213,15 @@ class DirectReads(ABC, Generic[V]):
             check: input check of the lookups.
         """
 
-    def _aside(self, view: V, rows_read: torch.Tensor) -> Any:
+    def _none_under_way(self) -> ForwardsUnderWay | None:
+        return None if self.tables.gpu is None else ForwardsUnderWay(self.tables.gpu)
+
+    def _aside(self, view: V, rows_read: torch.Tensor, under_way: ForwardsUnderWay | None) -> Any:
         made = copy.copy(self)
         made.live, made.rank, made.followed, made._unpublished = None, None, True, None
         made.last_version = None
         made.pins = _OnTrial(view.generation)
-        made._view, made.rows_read = view, rows_read
+        made._view, made.rows_read, made.under_way = view, rows_read, under_way
         return made
 
     def prepare(self, generation: Generation) -> Callable[[], None]:
@@ -329,6 +358,11 @@ class DirectReads(ABC, Generic[V]):
                 "later ones: call the model, and not this module by itself"
             )
         return pin
+
+    def _keep_until_read(self, pin: object) -> None:
+        """Keeps a pin until the GPU, if there is one, has read what was launched by now."""
+        if pin is not None and self.under_way is not None:
+            self.under_way.keep(pin)
 
     def check_serves(self) -> None:
         """Raises ValueError if the weights were written to, and lookups do not read that yet. Or

@@ -11,6 +11,7 @@ from torchrec_bls import _native
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
 from torchrec_bls.direct.gpu.reader import GpuReader
+from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
 from torchrec_bls.direct.reads.drained_view import DrainedView
@@ -86,7 +87,12 @@ class FloatReads(DirectReads[GenerationViews]):
     ) -> None:
         super().__init__(where, tables, live, rank, configs)
         self.form = form
-        self._view = self._views_of(generation, self.rows_read)
+        self._view = self._views_of(generation, self.rows_read, self.under_way)
+
+    @property
+    def checks_late(self) -> ForwardsUnderWay | None:
+        """See DirectReads."""
+        return self.under_way
 
     @property
     def pooled(self) -> bool:
@@ -101,6 +107,7 @@ class FloatReads(DirectReads[GenerationViews]):
         try:
             return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
         finally:
+            self._keep_until_read(pin)
             del pin  # an exception that somebody keeps would keep it
 
     def live_content(self) -> Content:
@@ -115,11 +122,18 @@ class FloatReads(DirectReads[GenerationViews]):
         """See DirectReads."""
         assert isinstance(generation, FloatGeneration)
         counts = torch.zeros_like(self.rows_read)
-        made: FloatReads = self._aside(self._views_of(generation, counts), counts)
+        under_way = self._none_under_way()
+        view = self._views_of(generation, counts, under_way)
+        made: FloatReads = self._aside(view, counts, under_way)
         return made
 
-    def _views_of(self, generation: FloatGeneration, rows_read: torch.Tensor) -> GenerationViews:
-        configs, form, gpu = self.configs, self.form, self.tables.gpu
+    def _views_of(
+        self,
+        generation: FloatGeneration,
+        rows_read: torch.Tensor,
+        under_way: ForwardsUnderWay | None,
+    ) -> GenerationViews:
+        configs, form = self.configs, self.form
         where, dtype = self.where, self.tables.dtype
 
         def view_of(generation: FloatGeneration, keys: Sequence[str]) -> TablesView:
@@ -127,19 +141,20 @@ class FloatReads(DirectReads[GenerationViews]):
             order = [lookup.key for lookup in lookups]
             known = (where, generation, list(keys), lookups, order, dtype)
             tables = generation.registered
-            if gpu is None or tables is None:
+            if under_way is None or tables is None:
                 placed = generation.placed(lookups)
                 features = _native.ShardedFeatures(placed, generation.window)
                 return HostView(*known, placed, features, rows_read)
             strips = strips_of(generation, lookups, form.pooled)
-            return GpuView(*known, gpu, GpuReader(gpu, tables, strips, 32), tables)
+            reader = GpuReader(under_way.gpu, tables, strips, 32)
+            return GpuView(*known, under_way, reader, tables)
 
         return GenerationViews(generation, view_of)
 
     def _next_view(self, generation: Generation) -> GenerationViews:
         assert isinstance(generation, FloatGeneration)
         if isinstance(self._view, DrainedView):
-            return self._views_of(generation, self.rows_read)
+            return self._views_of(generation, self.rows_read, self.under_way)
         return self._view.next(generation)
 
     def _shown(self, view: GenerationViews) -> _native.TableWindow:

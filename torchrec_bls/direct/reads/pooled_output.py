@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torchrec.distributed.embeddingbag import _apply_mean_pooling, _create_mean_pooling_divisor
 from torchrec.modules.embedding_configs import PoolingType
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from torchrec_bls.direct.reads.float_reads import OutputForm
 from torchrec_bls.direct.reads.tables_view import TablesView
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.inputs.variable_batch import spread
-from torchrec_bls.distributed.outputs.shared_means import Misdivided, correct
+from torchrec_bls.distributed.outputs.shared_means import Misdivided, bag_sizes, correct
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,16 @@ class PooledOutput(OutputForm):
 
     def read(self, view: TablesView, batch: CheckedBatch) -> KeyedTensor:
         """See OutputForm."""
-        features = batch.features
+        features, division = batch.features, self._division
+        is_divided = division is not None and features.stride() > 0
+        if is_divided and batch.is_on_gpu and features.weights_or_none() is not None:
+            raise ValueError(
+                "weighted means of tables that are sharded by rows are divided by sums of weights "
+                "on the CPU: give the batch on the CPU, before it is moved"
+            )
         embeddings = KeyedTensor(self.names, self._dims, view.sums(batch, self._columns))
-        if self._division is not None and features.stride() > 0:
-            divisor = self._divisor(self._division, features)
+        if division is not None and is_divided:
+            divisor = self._divisor(view, division, batch)
             embeddings = _apply_mean_pooling(embeddings, self._by_column(view, divisor))
         if batch.varying is not None:
             names, indices = batch.varying.inverse_indices()
@@ -84,30 +90,35 @@ class PooledOutput(OutputForm):
             "division": None if self._division is None else asdict(self._division),
         }
 
-    def _divisor(self, division: SumDivision, batch: KeyedJaggedTensor) -> torch.Tensor:
-        """Returns what sums are divided by, [samples, embeddings]."""
-        keys = batch.keys()
-        features = batch.permute([keys.index(name) for name in division.features])
+    def _divisor(
+        self, view: TablesView, division: SumDivision, batch: CheckedBatch
+    ) -> torch.Tensor:
+        """Returns what sums are divided by, [samples, embeddings], on the device of the batch."""
+        features = batch.features
+        sizes = bag_sizes(features)
         ones = [1] * len(self.names)
+        dims, places = torch.tensor(ones), self._places_of_names
+        if batch.is_on_gpu:
+            dims, places = view.beside_output(dims), view.beside_output(places)
         divisor: torch.Tensor = _create_mean_pooling_divisor(
-            lengths=features.lengths(),
+            lengths=torch.cat([sizes[name] for name in division.features]),
             stride=features.stride(),
-            keys=features.keys(),
-            offsets=features.offsets(),
+            keys=division.features,
+            offsets=torch.empty(0),
             pooling_type_to_rs_features={PoolingType.SUM.value: division.sums},
-            stride_per_key=features.stride_per_key(),
-            dim_per_key=torch.tensor(ones),
+            stride_per_key=[features.stride()] * len(division.features),
+            dim_per_key=dims,
             embedding_names=self.names,
             embedding_dims=ones,
             variable_batch_per_feature=False,
             kjt_inverse_order=torch.empty(0, dtype=torch.int64),
             kjt_key_indices=self._first_places,
-            kt_key_ordering=self._places_of_names,
+            kt_key_ordering=places,
             inverse_indices=None,
-            weights=features.weights_or_none(),
+            weights=None,
         )
         if any(division.misdivided):
-            correct(divisor, division.misdivided, self.names, ones, batch)
+            correct(divisor, division.misdivided, self.names, ones, features)
         return divisor
 
     def _by_column(self, view: TablesView, divisor: torch.Tensor) -> torch.Tensor:

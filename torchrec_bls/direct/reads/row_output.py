@@ -30,7 +30,7 @@ class RowOutput(OutputForm):
 
     def read(self, view: TablesView, batch: CheckedBatch) -> dict[str, JaggedTensor]:
         """See OutputForm."""
-        batch = batch.in_full([view.keys[place] for place in view.order])
+        batch = batch.counted().in_full([view.keys[place] for place in view.order])
         order = view.order
         rows = view.rows(batch, self._dim)
         features = batch.features

@@ -8,10 +8,10 @@ import torch
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, PlacedFeature
-from torchrec_bls.direct.gpu.device import Gpu
-from torchrec_bls.direct.gpu.reader import GpuReader
+from torchrec_bls.direct.gpu.reader import GpuReader, Launch
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
 from torchrec_bls.direct.gpu.strips import WORD_BYTES, Strip
+from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.outputs.output_memory import empty_output
 
@@ -51,8 +51,7 @@ class TablesView(ABC):
 
     @abstractmethod
     def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor of the host where the outputs are: on the host the same one, on a GPU a
-        copy."""
+        """Returns a tensor where the outputs are: the same one if it is there, or a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +106,12 @@ class GpuView(TablesView):
     """A view that a GPU reads. The host waits for nothing.
 
     Attributes:
-        gpu: the GPU.
+        under_way: forwards of the module, and the GPU.
         reader: its reads, of all generations.
         tables: tables of the generation.
     """
 
-    gpu: Gpu
+    under_way: ForwardsUnderWay
     reader: GpuReader
     tables: RegisteredTables
 
@@ -126,7 +125,9 @@ class GpuView(TablesView):
         out = self._empty((_ids_of(batch, self.order), columns), self.dtype)
         begins = torch.tensor([0, *batch.counts]).cumsum(0)
         ids = self.beside_output(batch.features.values())
-        self.reader.copy_rows(self.tables, ids, self.beside_output(begins), out)
+        number = self.under_way.next_batch()
+        launch = self.reader.copy_rows(self.tables, ids, self.beside_output(begins), out)
+        self._check_later(launch, number, batch)
         return out
 
     def sums(self, batch: CheckedBatch, columns: int) -> torch.Tensor:
@@ -134,21 +135,30 @@ class GpuView(TablesView):
         features = batch.features
         out = self._empty((features.stride(), columns), torch.float32)
         weights = features.weights_or_none()
-        self.reader.sum_rows(
+        number = self.under_way.next_batch()
+        launch = self.reader.sum_rows(
             self.tables,
             self.beside_output(features.values()),
-            self.beside_output(features.offsets()),
+            self.beside_output(_offsets_of(features.lengths())),
             None if weights is None else self.beside_output(weights),
             out,
         )
+        self._check_later(launch, number, batch)
         return out
 
     def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
         """See TablesView."""
-        return self.gpu.copy_of(tensor)
+        gpu = self.under_way.gpu
+        return tensor if gpu.has(tensor) else gpu.copy_of(tensor)
+
+    def _check_later(self, launch: Launch, number: int, batch: CheckedBatch) -> None:
+        if batch.is_on_gpu:
+            ids = batch.features.values().numel()
+            version = self.generation.version
+            self.under_way.check_later(launch, number, version, self.keys, ids)
 
     def _empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.gpu.device)
+        return torch.empty(shape, dtype=dtype, device=self.under_way.gpu.device)
 
 
 class GenerationViews:
@@ -215,6 +225,14 @@ def strips_of(
         ]
         for key, out_byte, means, pieces in generation.placed(lookups)
     ]
+
+
+def _offsets_of(lengths: torch.Tensor) -> torch.Tensor:
+    """Returns where bags begin and end, int64, on the device of their lengths. FBGEMM's build for
+    CPUs can't do that on a GPU, as KeyedJaggedTensor.offsets() has it."""
+    offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
 
 
 def _ids_of(batch: CheckedBatch, order: Sequence[int]) -> int:

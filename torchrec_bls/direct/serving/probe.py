@@ -95,6 +95,7 @@ class Trial:
         for what, call in calls.items():
             try:
                 call()
+                _wait_checked(twin)
             except Exception as error:
                 says = str(error) if isinstance(error, _OutOfBoundsError) else named(error)
                 raise ValueError(
@@ -127,6 +128,13 @@ class Trial:
 
 class _OutOfBoundsError(ValueError):
     """An answer is out of its bounds."""
+
+
+def _wait_checked(twin: nn.Module) -> None:
+    """Raises ValueError if a GPU finds a bad id in the batches of a probe."""
+    for module in twin.modules():
+        if isinstance(module, AttachedCollection):
+            module.wait_checked()
 
 
 def _call(probe: Callable[[nn.Module], object], twin: nn.Module) -> None:

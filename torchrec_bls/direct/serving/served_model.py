@@ -334,6 +334,14 @@ class ServedModel:
                 raise ValueError(switches.problem)
 
     def _after_look(self) -> None:
+        try:
+            self._switch_pins()
+        finally:  # an idle reader keeps no owner waiting
+            for reads in self.reads:
+                if reads.under_way is not None:
+                    reads.under_way.let_go()
+
+    def _switch_pins(self) -> None:
         newest, taken = self._follower.newest[0].serial, self._switches.taken[0].serial
         if 0 < self._pins.held[0] < taken:  # a switch was interrupted before it could
             self._pins.forget_before(taken)

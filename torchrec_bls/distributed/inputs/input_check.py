@@ -10,6 +10,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torchrec_bls import _native
+from torchrec_bls.direct.gpu.device import Gpu
+from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay, LateBadId
 from torchrec_bls.distributed.inputs.variable_batch import (
     padded,
     varies,
@@ -35,11 +37,30 @@ class CheckedBatch(NamedTuple):
         counts: number of ids of each key.
         varying: the same ids with a batch size per key, if they came so; `features` are padded
             then.
+        is_on_gpu: whether the tensors are on the GPU that reads the tables, and checks the ids
+            then. `counts` is empty until `counted`.
     """
 
     features: KeyedJaggedTensor
     counts: list[int]
     varying: KeyedJaggedTensor | None = None
+    is_on_gpu: bool = False
+
+    def counted(self) -> "CheckedBatch":
+        """Returns the batch with its counts. Of a batch on a GPU, the host waits for them, unless
+        the KeyedJaggedTensor has kept them since it was on the host.
+
+        Raises:
+            ValueError: it has more or fewer ids.
+        """
+        if not self.is_on_gpu:
+            return self
+        counts, ids = self.features.length_per_key(), self.features.values().numel()
+        if sum(counts) != ids:
+            raise ValueError(
+                f"malformed KeyedJaggedTensor: its lengths make {sum(counts)} ids, but it has {ids}"
+            )
+        return self._replace(counts=list(counts))
 
     def in_full(self, used: Container[str]) -> "CheckedBatch":
         """Returns the batch with the ids of each sample under each key, of one size.
@@ -88,7 +109,8 @@ class InputCheck:
         self.replaced_ids = 0
         self.refused_batches = 0
         self._name = name
-        self._rows_by_feature = _rows_by_feature(tables)
+        self._tables = list(tables)
+        self._rows_by_feature = _rows_by_feature(self._tables)
         self.is_weighted = is_weighted
         self.bad_ids = bad_ids
         # One attribute, since a thread must not see a half of it.
@@ -107,30 +129,63 @@ class InputCheck:
         learned = self._learned
         return None if learned is None else learned.keys
 
-    def check(self, features: object) -> CheckedBatch:
+    def check(self, features: object, late: ForwardsUnderWay | None = None) -> CheckedBatch:
         """Returns `features` in a form that can be sent.
 
+        Args:
+            features: the features.
+            late: forwards whose ids their GPU checks; None: ids have to be on the host.
+
         Raises:
-            ValueError: the features do not fit the module; the text says what to change.
+            ValueError: the features do not fit the module; the text says what to change. Or those
+                of an earlier batch did not, see `check_earlier`.
         """
+        if late is not None:
+            self.check_earlier(late)
         try:
-            return self._checked(features)
+            return self._checked(features, None if late is None else late.gpu)
         except Exception:  # whatever a batch holds
             with _CHANGING:
                 self.refused_batches += 1
             raise
 
-    def _checked(self, features: object) -> CheckedBatch:
+    def check_earlier(self, late: ForwardsUnderWay) -> None:
+        """Raises ValueError if a GPU has found a bad id in an earlier batch. Each batch is told
+        once."""
+        bad = late.next_bad_id()
+        if bad is not None:
+            with _CHANGING:
+                self.refused_batches += 1
+            raise ValueError(self._told(bad))
+
+    def _told(self, bad: LateBadId) -> str:
+        batch = f"batch {bad.batch}, looked up in version {bad.version!r}"
+        if bad.position is None:
+            return f"{batch}: the lengths of feature '{bad.key}' do not fit the ids"
+        of_feature = [table for table in self._tables if bad.key in table.feature_names]
+        table = min(of_feature, key=lambda each: each.num_embeddings)
+        return (
+            f"{batch}: id {bad.id} of feature '{bad.key}', at position {bad.position} of all ids, "
+            f"is out of range: table '{table.name}' has {table.num_embeddings} rows, so ids go "
+            f"from 0 to {table.num_embeddings - 1}"
+        )
+
+    def _checked(self, features: object, gpu: Gpu | None) -> CheckedBatch:
         if isinstance(features, TensorDict):
             features = self._joined(features)
         if not isinstance(features, KeyedJaggedTensor):
             raise ValueError(f"input is a {type(features).__name__}, not a KeyedJaggedTensor")
         is_varying = varies(features)
+        if is_varying and gpu is not None and gpu.has(features.values()):
+            raise ValueError(
+                "the KeyedJaggedTensor has a batch size per key, which takes it on the CPU: give "
+                "the batch before it is moved"
+            )
         of_one_size = self._padded(features) if is_varying else features
         keys = features.keys()
         learned = self._learned
         row_limits = self._row_limits(keys, learned)
-        checked = self._check_ids(of_one_size, row_limits)
+        checked = self._check_ids(of_one_size, row_limits, gpu)
         if learned is not None and learned.has_weights != (features.weights_or_none() is not None):
             there, wanted = ("no", "some") if learned.has_weights else ("some", "no")
             raise ValueError(
@@ -144,15 +199,26 @@ class InputCheck:
             self._learn(features, row_limits)
         return checked
 
-    def check_processed(self, features: KeyedJaggedTensor, batch: CheckedBatch) -> CheckedBatch:
+    def check_processed(
+        self,
+        features: KeyedJaggedTensor,
+        batch: CheckedBatch,
+        late: ForwardsUnderWay | None = None,
+    ) -> CheckedBatch:
         """Returns features that a feature processor has made of an accepted batch.
+
+        Args:
+            features: the features.
+            batch: the batch.
+            late: see `check`.
 
         Raises:
             ValueError: they do not fit the module.
         """
         keys = features.keys()
         row_limits = self._row_limits(keys, self._learned)
-        return self._check_ids(features, row_limits)._replace(varying=batch.varying)
+        gpu = None if late is None else late.gpu
+        return self._check_ids(features, row_limits, gpu)._replace(varying=batch.varying)
 
     def _joined(self, features: Any) -> KeyedJaggedTensor:
         """Returns a TensorDict of jagged tensors as one KeyedJaggedTensor, as TorchRec does."""
@@ -229,7 +295,16 @@ class InputCheck:
             )
         return [self._rows_by_feature.get(key, _NO_LIMIT) for key in keys]
 
-    def _check_ids(self, features: KeyedJaggedTensor, row_limits: list[int]) -> CheckedBatch:
+    def _check_ids(
+        self, features: KeyedJaggedTensor, row_limits: list[int], gpu: Gpu | None
+    ) -> CheckedBatch:
+        if gpu is not None and gpu.has(features.values()):
+            if self.bad_ids == "row0":
+                raise ValueError(
+                    "the KeyedJaggedTensor is on the GPU, where ids are checked but not replaced "
+                    '(bad_ids="row0"): give the batch on the CPU, before it is moved'
+                )
+            return CheckedBatch(_readable(features, gpu), [], is_on_gpu=True)
         try:
             counts, bad = _find_bad_id(features, row_limits)
         except ValueError:
@@ -294,8 +369,8 @@ def _find_bad_id(
     )
 
 
-def _readable(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Returns `features` in memory that native code may read.
+def _readable(features: KeyedJaggedTensor, gpu: Gpu | None = None) -> KeyedJaggedTensor:
+    """Returns `features` in memory that native code may read, or the kernels of a GPU.
 
     Raises:
         ValueError: a tensor is on another device, has another kind of numbers, or another size than
@@ -304,10 +379,15 @@ def _readable(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     tensors = _tensors_of(features)
     changed: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        if tensor.device.type != "cpu":
+        if gpu is not None and not gpu.has(tensor):
             raise ValueError(
-                f"the KeyedJaggedTensor's {name} are on {tensor.device}, but its rows are looked "
-                "up on the CPU: give it the batch before it is moved, or features.to('cpu')"
+                f"the KeyedJaggedTensor's {name} are on {tensor.device}, but its ids are on the "
+                "GPU: move all of it"
+            )
+        if gpu is None and tensor.device.type != "cpu":
+            raise ValueError(
+                f"the KeyedJaggedTensor's {name} are on {tensor.device}, but its ids are read on "
+                "the CPU: give it the batch before it is moved, or features.to('cpu')"
             )
         if tensor.dtype in _OTHER_INTEGERS and name != "weights":
             changed[name] = tensor.to(torch.int32)
@@ -339,4 +419,9 @@ def _tensors_of(features: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
 
 def _with(features: KeyedJaggedTensor, **changed: torch.Tensor) -> KeyedJaggedTensor:
     tensors: Mapping[str, torch.Tensor] = _tensors_of(features) | changed
-    return KeyedJaggedTensor(keys=features.keys(), stride=features.stride(), **tensors)
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        stride=features.stride(),
+        length_per_key=features.length_per_key_or_none(),
+        **tensors,
+    )

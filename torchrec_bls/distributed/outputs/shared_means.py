@@ -76,7 +76,7 @@ def correct(
         dims: number of columns of each embedding.
         batch: ids of the batch, of one size for all keys.
     """
-    sizes = _bag_sizes(batch)
+    sizes = bag_sizes(batch)
     for name, first, width in zip(names, accumulate(dims, initial=0), dims, strict=False):
         columns = divisor.narrow(1, first, width)
         if name in misdivided.means:
@@ -85,7 +85,7 @@ def correct(
             columns.fill_(1).add_(_EPSILON)
 
 
-def _bag_sizes(batch: KeyedJaggedTensor) -> Mapping[str, torch.Tensor]:
+def bag_sizes(batch: KeyedJaggedTensor) -> Mapping[str, torch.Tensor]:
     """Returns the number of ids of each bag, or the sum of their weights, by key."""
     sizes, weights = batch.lengths(), batch.weights_or_none()
     if weights is not None:

@@ -16,6 +16,8 @@ from benchmarks.gpu.runtime import Runtime
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = ("benchmarks.gpu.registrations", "benchmarks.gpu.gathers", "benchmarks.gpu.peers")
 _GONE_S = 30.0
+#: Why a case without time has no result.
+LEFT_OUT = "left out: no time was left"
 
 Open = Callable[[], Runtime]
 Case = dict[str, Any]
@@ -133,7 +135,7 @@ def each_case(
                         yield {**left[0], **result}
             except ChildError as error:
                 yield {**left.pop(0), "failed": str(error)}
-    yield from ({**case, "failed": "left out: no time was left"} for case in left)
+    yield from ({**case, "failed": LEFT_OUT} for case in left)
 
 
 def _run_cases(

@@ -10,24 +10,22 @@ after each step.
 """
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import facts, gathers, memory, peers, registrations
-from benchmarks.gpu.children import Case, ChildError, Open, each_case
+from benchmarks.gpu.children import Case, ChildError, Open
 from benchmarks.gpu.runtime import Runtime
-from benchmarks.gpu.table import Results, problems, tables
+from benchmarks.gpu.steps import Steps
+from benchmarks.gpu.table import problems, tables
 
 _GIB = 2**30
 # How tables could be mapped and registered, in the order of preference.
 _FORMS = ("sealed", "sealed, read-only flag", "guarded")
-# Seconds that are kept for the end: children that are killed, and the tables.
-_END_S = 5
 
 
 def settings() -> dict[str, Any]:
@@ -50,24 +48,18 @@ def _fitting(size: int, most: int) -> int:
     return max(memory.HUGE, min(size, most) // memory.HUGE * memory.HUGE)
 
 
-class Probe:
-    """The steps in the order of their importance, and what they found."""
+class Probe(Steps):
+    """The steps in the order of their importance."""
 
     def __init__(
         self, open_runtime: Open, sizes: dict[str, Any], seconds: float, path: Path | None
     ) -> None:
-        self._open, self._sizes, self._path = open_runtime, sizes, path
-        self._start = time.monotonic()
-        self._deadline = self._start + seconds - _END_S
-        self.results: Results = {}
-        self.steps: list[dict[str, Any]] = []
-        self.environment = facts.environment()
+        super().__init__("gpu_probe", open_runtime, sizes, seconds, path)
 
     def run(self) -> list[str]:
         """Runs all steps and returns the problems, which make the exit code 1."""
-        self._step("GPU", 0, 60, partial(self._cases, _open_only, [{}], 60))
-        if failed := [each["failed"] for each in self.results["GPU"] if "failed" in each]:
-            return [f"no GPU could be used: {failed[0]}"]
+        if why_not := self._why_no_gpu():
+            return [why_not]
         sizes = self._sizes
         small = sizes["small"]
         both = [{"huge": huge} for huge in (True, False)]
@@ -98,45 +90,6 @@ class Probe:
         self._step("large registrations", 10, 40, self._large_registrations)
         self._step("large gathers", 20, 90, self._large_gathers)
         return problems(self.results)
-
-    def _step(
-        self, name: str, least_s: float, most_s: float, results: Callable[[float], Iterator[Case]]
-    ) -> None:
-        """Runs a step up to a deadline and keeps what it yields, also if it raises.
-
-        Args:
-            name: of the step.
-            least_s: it is left out if less time is left.
-            most_s: its deadline.
-            results: called with the deadline.
-        """
-        found, start = self.results.setdefault(name, []), time.monotonic()
-        outcome = "done"
-        if self._deadline - start < least_s:
-            outcome = "left out: no time was left"
-            found.append({"failed": outcome})
-        else:
-            try:
-                for result in results(min(self._deadline, start + most_s)):
-                    found.append(result)
-                    if "blocks" not in result:  # as many as all others
-                        _say(f"{name}: {_brief(result)}")
-            except Exception as error:  # the other steps go on
-                outcome = f"failed: {type(error).__name__}: {error}"
-                found.append({"failed": outcome})
-        seconds = time.monotonic() - start
-        self.steps.append({"step": name, "seconds": round(seconds, 1), "outcome": outcome})
-        _say(f"{name}: {outcome} after {seconds:.1f} s, {start - self._start:.0f} s into the run")
-        self.write()
-
-    def _cases(
-        self,
-        work: Callable[..., Iterator[Case]],
-        cases: list[Case],
-        case_s: float,
-        deadline: float,
-    ) -> Iterator[Case]:
-        return each_case(self._open, work, cases, case_s, deadline)
 
     def _peers(self, deadline: float) -> Iterator[Case]:
         """Each form of memory that lets a second process join, if the first one could register."""
@@ -188,56 +141,6 @@ class Probe:
     def _form(self) -> str:
         """The form that a table would have here."""
         return (self._registered() or ["anonymous"])[0]
-
-    def write(self) -> None:
-        """Writes all that is known, as a whole."""
-        if self._path is None:
-            return
-        record = {
-            "benchmark": "gpu_probe",
-            "environment": self.environment,
-            "settings": self._sizes,
-            "steps": self.steps,
-            "results": self.results,
-        }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_name(f"{self._path.name}.new")
-        unfinished.write_text(json.dumps(_rounded(record), indent=1) + "\n")
-        unfinished.replace(self._path)
-
-
-def _open_only(runtime: Runtime) -> Iterator[Case]:
-    yield runtime.card()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _brief(result: Case) -> str:
-    shown = (
-        "way",
-        "what",
-        "huge",
-        "piece",
-        "row_bytes",
-        "window",
-        "order",
-        "blocks",
-        "bytes",
-        "gb_per_s",
-        "s_per_gib",
-    )
-    shown += ("error", "wrong_rows", "gemm_slower", "reads_slower", "failed", "gpu")
-    return ", ".join(f"{key} {_rounded(result[key])}" for key in shown if key in result)
-
-
-def _rounded(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _rounded(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [_rounded(value) for value in tree]
-    return float(f"{tree:.5g}") if isinstance(tree, float) else tree
 
 
 def run(open_runtime: Open, sizes: dict[str, Any], seconds: float, path: Path | None) -> int:

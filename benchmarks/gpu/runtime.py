@@ -2,8 +2,8 @@
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,20 @@ class Runtime:
     def free_hbm(self) -> int:
         """Bytes of the GPU's memory that no process has."""
         return torch.cuda.mem_get_info()[0]
+
+    def synchronize(self) -> None:
+        """Waits until the GPU has done all that it was asked for."""
+        torch.cuda.synchronize()
+
+    @contextmanager
+    def refusing_to_wait(self) -> Iterator[None]:
+        """A context in which whatever makes the host wait for the GPU is an error."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
     def view(self, address: int, count: int) -> torch.Tensor:
         """The int64 words at an address of the GPU. It keeps nothing alive."""

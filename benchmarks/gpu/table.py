@@ -11,13 +11,13 @@ Results = dict[str, list[dict[str, Any]]]
 def tables(environment: dict[str, Any], results: Results) -> str:
     """All tables, with a line for what failed or was left out."""
     parts = [
-        ("What it ran on", _machine(environment, results.get("facts", []))),
+        ("What it ran on", machine(environment, results.get("facts", []))),
         ("What registers", _registrations(results)),
         ("Host memory that CUDA makes", _vmm(results.get("vmm", []))),
         ("An owner that is killed", _peers(results.get("second process", []))),
         ("Gathers from the host", _gathers(results)),
         ("Beside a GEMM", _beside(results.get("beside a GEMM", []))),
-        ("Failed or left out", _failed(results)),
+        ("Failed or left out", failed(results)),
     ]
     return "\n\n".join(f"{title}\n\n{text}" for title, text in parts if text)
 
@@ -32,7 +32,7 @@ def problems(results: Results) -> list[str]:
     return found
 
 
-def _machine(environment: dict[str, Any], facts: Sequence[dict[str, Any]]) -> str:
+def machine(environment: dict[str, Any], facts: Sequence[dict[str, Any]]) -> str:
     keys = ("sandbox", "kernel", "cpu", "cores", "memory_left_gib", "huge_pages_of_files")
     rows = [(key, environment.get(key)) for key in keys]
     rows += list(environment.get("versions", {}).items())
@@ -152,7 +152,7 @@ def _beside(cells: Iterable[dict[str, Any]]) -> str:
     return _table([*header, "reads take times", "GEMM takes times"], rows)
 
 
-def _failed(results: Results) -> str:
+def failed(results: Results) -> str:
     return "\n".join(
         f"- {step}, {_label(each)}: {each['failed']}"
         for step, each in _cells(results)

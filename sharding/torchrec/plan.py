@@ -145,7 +145,7 @@ def load_plan(
         path: a file of `save_plan`, or of `torchrec-bls plan --save`.
         topology: the ranks and their hosts.
         constraints: see `to_sharding_plan`.
-        kernel: compute kernel of all tables, "fused_uvm" for GPUs that read them in host memory.
+        kernel: compute kernel of all tables, "fused_uvm" for outputs on GPUs.
 
     Raises:
         PlanFileError: the file is no such file, or the plan is for another number of ranks or of

@@ -33,7 +33,7 @@ from ..search.infeasible import InfeasiblePlanError
 from ..search.search import SearchResult, search
 from ..simulation.choose_plan import PlanChoice, choose_plan
 from .plan import to_sharding_plan
-from .tables import READ_BY_GPUS, optimizers_of, workload_of
+from .tables import FOR_GPUS, optimizers_of, workload_of
 
 _TIERS = (
     ". Tables in host memory or on SSD (fused_uvm, fused_uvm_caching, key_value) are not planned: "
@@ -58,8 +58,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         constraints: the user's constraints by name of the table.
         costs: costs on the machine, e.g. ProfiledCosts(load_profile("profile.json")). With None the
             planner warns, and plans with a shipped profile, of a machine that is hardly this one.
-            No profile is of GPUs. With tables in HBM these need costs of your own. Where they read
-            tables in host memory, the planner takes a profile of CPUs, and warns.
+            No profile is of GPUs. Tables in HBM need costs of your own. For tables in host memory
+            whose outputs are on GPUs, the planner takes a profile of CPUs, and warns.
         reuse: statistics by table ("module.table", or its name if only one table has it) or by
             feature, e.g. ReuseStatistics.from_batches(batches).
         backend: backend of the exchanges, "bls", "gloo" or "nccl". None: "bls" if there are
@@ -67,8 +67,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             own sharders over a process group "bls".
         bound: iterations that ranks may be apart; None: the bound of the bounded-lag sharders that
             `plan` gets, or 0 without any. Leave it out: another bound than theirs is refused.
-        training: whether there is a backward; None: at bound 0, if no GPU reads tables in host
-            memory.
+        training: whether there is a backward; None: at bound 0, unless outputs of tables in host
+            memory are on GPUs.
         cores_per_host: number of cores that the ranks of a host share; None: each rank has its own.
         simulate: whether whole steps of the best plans found are simulated. Then the fastest one is
             taken if it is faster beyond doubt (docs/design/simulation.md). This needs a profile
@@ -110,8 +110,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """Returns the plan for `module`.
 
-        Tables that GPUs read in host memory, as with lookup="direct", take of the topology's DDR,
-        and of no HBM.
+        Tables in host memory whose outputs are on GPUs, as bounded-lag sharders have them, take of
+        the topology's DDR, and of no HBM.
 
         Raises:
             PlannerError: constraints contradict each other, or nothing fits into the memory; the
@@ -120,15 +120,15 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
                 the costs are of another kind of machine than the topology, or none were given for
                 tables in HBM.
             ValueError: there is nothing to plan, sharders have several bounds or another one than
-                this planner, the storage reservation is of another number of ranks, or tables that
-                GPUs read in host memory are to be trained.
+                this planner, the storage reservation is of another number of ranks, or tables in
+                host memory whose outputs are on GPUs are to be trained.
         """
         device = self._topology.compute_device
         hosts = -(-self._topology.world_size // self._topology.local_world_size)
         workload = workload_of(module, sharders, device, hosts, self._constraints, self._reuse)
-        by_gpus = self._are_read_by_gpus(workload)
-        self._check_costs(by_gpus)
-        job = self._job(module, sharders, by_gpus)
+        for_gpus = self._are_on_host_for_gpus(workload)
+        self._check_costs(for_gpus)
+        job = self._job(module, sharders, for_gpus)
         if job.training:
             self._compare_optimizers(optimizers_of(module, sharders))
         try:
@@ -215,29 +215,29 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             )
         return choose_plan([each.plan for each in found], workload, job, self._costs, host)
 
-    def _are_read_by_gpus(self, workload: Workload) -> bool:
-        """Returns whether the tables are in host memory, for GPUs to read."""
-        by_gpus = [table for table in workload.tables if table.kernel in READ_BY_GPUS]
-        others = [table for table in workload.tables if table.kernel not in READ_BY_GPUS]
-        if by_gpus and others:
+    def _are_on_host_for_gpus(self, workload: Workload) -> bool:
+        """Returns whether the tables are in host memory, and their outputs on GPUs."""
+        for_gpus = [table for table in workload.tables if table.kernel in FOR_GPUS]
+        others = [table for table in workload.tables if table.kernel not in FOR_GPUS]
+        if for_gpus and others:
             raise PlannerError(
-                f"by their sharders, table '{by_gpus[0].path}' is in host memory, where GPUs read "
-                f"it, and table '{others[0].path}' in HBM, but one plan is for one memory: plan "
+                f"by their sharders, table '{for_gpus[0].path}' is in host memory for GPUs, "
+                f"and table '{others[0].path}' in HBM, but one plan is for one memory: plan "
                 "the modules one by one, or with TorchRec's EmbeddingShardingPlanner",
                 PlannerErrorType.STRICT_CONSTRAINTS,
             )
-        return bool(by_gpus)
+        return bool(for_gpus)
 
-    def _check_costs(self, by_gpus: bool) -> None:
+    def _check_costs(self, for_gpus: bool) -> None:
         if not isinstance(self._costs, ProfiledCosts):
             return
-        if not by_gpus:
+        if not for_gpus:
             check_kind(self._costs.profile, self._topology.compute_device)
             return
         warnings.warn(
-            f"GPUs will read the tables in host memory, and costs of that are not calibrated: "
-            f"{self._costs.profile} has those of lookups and exchanges on CPUs, by which the "
-            "shards are balanced. The plan's times are none of GPUs",
+            "outputs of tables in host memory will be on GPUs, and costs of that are not "
+            f"calibrated: {self._costs.profile} has those of lookups and exchanges on CPUs, by "
+            "which the shards are balanced. The plan's times are none of GPUs",
             stacklevel=3,
         )
 
@@ -259,7 +259,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             )
 
     def _job(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], by_gpus: bool
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], for_gpus: bool
     ) -> Job:
         free = self._reservation.reserve(
             self._topology, self._batch_size, module, sharders, self._constraints
@@ -272,7 +272,7 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             )
         ddr = [max(device.storage.ddr, 0) for device in free.devices]
         on_cpu = self._topology.compute_device == "cpu"
-        in_ddr = on_cpu or by_gpus
+        in_ddr = on_cpu or for_gpus
         hbm = [max(device.storage.hbm, 0) for device in free.devices]
         if not any(ddr if in_ddr else hbm):
             raise PlannerError(
@@ -281,12 +281,12 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
                 PlannerErrorType.INSUFFICIENT_STORAGE,
             )
         bound = self._bound_of(sharders)
-        if by_gpus and self._training:
+        if for_gpus and self._training:
             raise ValueError(
-                "training is True, but GPUs read tables in host memory for inference only: leave "
-                "training out, or shard for CPUs"
+                "training is True, but tables in host memory have outputs on GPUs for inference "
+                "only: leave training out, or shard for CPUs"
             )
-        by_bound = bound == 0 and not by_gpus
+        by_bound = bound == 0 and not for_gpus
         return Job(
             ranks=ranks,
             batch=self._batch_size,

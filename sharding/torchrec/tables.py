@@ -40,8 +40,8 @@ _OPTIMIZER_BYTES = {
 }
 _UNKNOWN_OPTIMIZER_BYTES = (0, 8)
 
-# TorchRec's words for tables in host memory that a GPU reads.
-READ_BY_GPUS = {EmbeddingComputeKernel.FUSED_UVM.value, EmbeddingComputeKernel.QUANT_UVM.value}
+# TorchRec's words for tables in host memory whose outputs are on a GPU.
+FOR_GPUS = {EmbeddingComputeKernel.FUSED_UVM.value, EmbeddingComputeKernel.QUANT_UVM.value}
 # TorchRec's default for a user who sets no pooling factor.
 _UNSET_POOLING = [1.0]
 
@@ -112,14 +112,15 @@ def sharded_modules(
 
 
 def _kernel(sharder: Any, compute_device: str) -> str:
-    """Returns the compute kernel of a sharder's tables: one of READ_BY_GPUS if it offers no other,
+    """Returns the compute kernel of a sharder's tables: one of FOR_GPUS if it offers no other,
     and else KERNEL."""
     offered = {
         kernel
         for sharding_type in sharder.sharding_types(compute_device)
+        if sharding_type in SHARDING_TYPES
         for kernel in sharder.compute_kernels(sharding_type, compute_device)
     }
-    return offered.pop() if len(offered) == 1 and offered <= READ_BY_GPUS else KERNEL
+    return offered.pop() if len(offered) == 1 and offered <= FOR_GPUS else KERNEL
 
 
 def _config(path: str, module: Any, name: str) -> Any:

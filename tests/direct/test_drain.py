@@ -21,6 +21,8 @@ from torchrec_bls.direct.serving.publisher import Publisher
 from torchrec_bls.direct.serving.versions import Versions
 from torchrec_bls.errors import DrainedError, PeerTimeoutError, RendezvousError
 
+# Errors of batches in this process, with all that their frames refer to.
+_kept: list[BaseException] = []
 # A deadline that passes, since a process is stopped.
 SOON = 2.0
 
@@ -57,10 +59,11 @@ def fail_in(node: Node) -> None:
 
 
 def refuse(node: Node, number: int) -> None:
-    """All batches raise, again and again."""
+    """All batches raise, again and again. Whoever keeps the errors holds no later drain up."""
     for batch in [*node.batches, *node.batches]:
         with torch.no_grad(), pytest.raises(DrainedError) as raised:
             node.model(batch)
+        _kept.append(raised.value)
         assert f"version '{number}' is made by process" in str(raised.value)
         assert "Send requests to another replica" in str(raised.value)
     assert serving_state(node.model).version == version_of(node.model) == "(drained)"

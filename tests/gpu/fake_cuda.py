@@ -101,6 +101,8 @@ class FakeGpu:
 
     Attributes:
         of_host: addresses of tensors that a kernel of a GPU could not reach.
+        copies: copies of outputs, by the addresses of their memory.
+        outputs: tensors of the host that were made for outputs, by the addresses of their memory.
     """
 
     device = torch.device("cpu")
@@ -108,6 +110,8 @@ class FakeGpu:
     def __init__(self, failing: Collection[tuple[str, int]] = ()) -> None:
         self.cuda = FakeCuda(failing)
         self.of_host: set[int] = set()
+        self.copies: dict[int, torch.Tensor] = {}
+        self.outputs: dict[int, torch.Tensor] = {}
 
     @contextmanager
     def reading(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -120,8 +124,30 @@ class FakeGpu:
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
+    def empty_output(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        output = torch.empty(shape, dtype=dtype)
+        if output.numel():
+            self.outputs[_memory(output)] = output
+        return output
+
+    def copy_of_output(self, output: torch.Tensor) -> torch.Tensor:
+        assert _memory(output) not in self.copies
+        self.cuda.trace.append("copy" if _memory(output) in self.outputs else "copy of a copy")
+        copy = output.clone()
+        if copy.numel():
+            self.copies[_memory(copy)] = copy
+        return copy
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is (a part of) a copy of an output, or has no memory."""
+        return not tensor.numel() or _memory(tensor) in self.copies
+
     def mark(self) -> FakeEvent:
         return FakeEvent(self.cuda)
 
     def new_report(self) -> torch.Tensor:
         return new_report(2, self.device)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -13,16 +13,17 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.types import ShardingPlanner
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.sparse.jagged_tensor import KeyedTensor
 from torchrec_bls.sharding import BLSShardingPlanner
 
 from tests.direct import served
@@ -33,13 +34,18 @@ from tests.gpu.fake_cuda import FakeGpu
 from tests.processes import run, run_outcomes
 from tests.quant import models as quant_models
 from tests.quant import served as quant_served
-from torchrec_bls import BLSConfig, publish
+from torchrec_bls import BLSConfig, BoundedLagPipeline, CodecConfig, publish
 from torchrec_bls.direct.gpu import device as devices
+from torchrec_bls.distributed.outputs.lazy_jagged_tensors import LazyJaggedTensor
 from torchrec_bls.errors import RendezvousError
 
 GPU = torch.device("cuda", 0)
 IS_FAKE = not torch.cuda.is_available()
 DIRECT = BLSConfig(lookup="direct", deadline=30.0)
+AUTO = BLSConfig(lookup="auto", deadline=30.0)
+EXCHANGE = BLSConfig(deadline=30.0)
+LAGGING = BLSConfig(bound=2, deadline=30.0)
+CODED = BLSConfig(codecs=CodecConfig(forward="uint4"), deadline=30.0)
 
 
 def gpu_here(failing: Collection[tuple[str, int]] = ()) -> Any:
@@ -170,12 +176,6 @@ def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match="autograd is on"):
         model(models.Batch(good))
     kind = models.EBC
-    for config, message in (
-        (BLSConfig(), 'takes BLSConfig\\(lookup="direct"\\), not "exchange"'),
-        (BLSConfig(lookup="auto"), 'not "auto"'),
-    ):
-        with pytest.raises(ValueError, match=message):
-            models.shard(kind, "mixed", kind.bls_sharder(config), device=GPU)
     sharder = kind.bls_sharder(DIRECT)
     plan = models.make_plan(kind.module(), models.sharding_types(kind, "mixed", 1), sharder)
     with pytest.raises(ValueError, match="compute kernel fused, but only fused_uvm are possible"):
@@ -196,6 +196,177 @@ def refuse(rank: int) -> None:
 
 def refusals() -> None:
     run(2, refuse, deadline=120)
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, KeyedTensor):
+        return [output.values()]
+    of_all = [[each.values(), each.lengths(), each.weights_or_none()] for each in output.values()]
+    return [tensor for each in of_all for tensor in each if tensor is not None]
+
+
+def copied(output: Any, gpu: Any) -> dict[str, torch.Tensor]:
+    """Returns an output that was copied to a GPU, on the host."""
+    output = models.arrived(output)
+    for tensor in tensors_of(output):
+        assert gpu.has(tensor) if IS_FAKE else tensor.device == gpu.device
+    return beside(models.flatten(output), gpu)
+
+
+def give_the_bits_of_copies(rank: int, kind: models.Kind, sharding: str, config: BLSConfig) -> None:
+    gpu = gpu_here()
+    batches = batches_of(kind, rank)
+    if kind != models.WEIGHTED:
+        batches = [*batches, make_variable(kind, rank, [1, 2, 3, 2, 4], 5)]
+    expected = outputs(models.shard(kind, sharding, kind.bls_sharder(config)), *batches)
+    model = models.shard(kind, sharding, kind.bls_sharder(config), device=GPU)
+    for batch, theirs in zip(batches, expected, strict=True):
+        with torch.no_grad():
+            output = model(models.Batch(batch))
+        if IS_FAKE:
+            gpu.cuda.trace.clear()
+            models.arrived(output)
+            assert gpu.cuda.trace, "copied before it was waited for"
+        models.assert_same_bits(copied(output, gpu), theirs)
+    assert not model.module.embeddings.reads_directly
+    assert all(parameter.device == models.CPU for parameter in model.to("meta").parameters())
+
+
+def staged() -> None:
+    for kind, sharding, config in (
+        (models.EBC, "mixed", EXCHANGE),
+        (models.EC, "mixed", LAGGING),
+        (models.EC, "row_wise", EXCHANGE),
+        (models.WEIGHTED, "table_wise", LAGGING),
+        (models.EBC, "row_wise", CODED),
+        (models.EC, "table_wise", CODED),
+    ):
+        run(2, give_the_bits_of_copies, kind, sharding, config, deadline=120)
+
+
+def give_the_bits_of_stored_copies(rank: int, kind: str, config: BLSConfig) -> None:
+    gpu = gpu_here()
+    model = quant_models.model_of(kind, ["int8", "int4", "int2", "fp16"])
+    unsharded = copy.deepcopy(model)
+    made = quant_models.shard(model, quant_models.sharder_of(kind, config), "mixed", GPU)
+    for batch in (
+        quant_models.make_ids(kind, rank, 5),
+        quant_models.make_ids(kind, rank + 20, 0),
+        quant_models.make_ids(kind, rank + 10, 3, dtype=torch.int32),
+    ):
+        [expected] = outputs(unsharded, batch)
+        with torch.no_grad():
+            models.assert_same_bits(copied(made(models.Batch(batch)), gpu), expected)
+
+
+def staged_stored_rows() -> None:
+    for kind, config in (("ebc", EXCHANGE), ("weighted", LAGGING), ("ec", EXCHANGE)):
+        run(2, give_the_bits_of_stored_copies, kind, config, deadline=120)
+
+
+def copy_once(rank: int) -> None:
+    gpu = gpu_here()
+    for kind, copies in ((models.WEIGHTED, 1), (models.EC, 2)):
+        model = models.shard(kind, "row_wise", kind.bls_sharder(EXCHANGE), device=GPU)
+        batch = models.make_ids(kind, rank, 4)
+        outputs(model, batch)  # the first one is TorchRec's
+        gpu.cuda.trace.clear()
+        with torch.no_grad():
+            output = models.arrived(model(models.Batch(batch)))
+        # Embeddings are born where they are copied from. An EC's lengths are not.
+        assert gpu.cuda.trace == ["copy", "copy of a copy"][:copies]
+        if kind == models.EC:
+            assert all(type(jagged) is LazyJaggedTensor for jagged in output.values())
+
+
+def copies() -> None:
+    if IS_FAKE:
+        run(2, copy_once, deadline=120)
+
+
+def refuse_copies(rank: int) -> None:
+    gpu = gpu_here()
+    for kind, config in ((models.EBC, EXCHANGE), (models.EC, LAGGING)):
+        good, bad = models.make_ids(kind, rank, 4), models.make_ids(kind, rank, 4)
+        bad.values()[3] = 10**6
+        model = models.shard(kind, "mixed", kind.bls_sharder(config), device=GPU)
+        [expected] = outputs(model, good)
+        with torch.no_grad():
+            if rank == 0:
+                with pytest.raises(ValueError, match="id 1000000 at position 3 of feature 'f0'"):
+                    models.arrived(model(models.Batch(bad)))
+            else:
+                models.assert_same_bits(copied(model(models.Batch(good)), gpu), expected)
+        with pytest.raises(ValueError, match=r"no gradients come back.*device=torch.device\('cpu"):
+            models.arrived(model(models.Batch(good)))
+        models.assert_same_bits(outputs(model, good)[0], expected)
+    plan = model.module.embeddings.module_sharding_plan
+    made = models.shard(models.EBC, "mixed", models.EBC.bls_sharder(EXCHANGE), device=GPU)
+    with pytest.raises(ValueError, match="shard the model anew"):
+        made.module.embeddings.update_shards(dict(plan), made._env, GPU)
+
+
+def refusals_of_copies() -> None:
+    run(2, refuse_copies, deadline=120)
+
+
+def pipeline(rank: int) -> None:
+    gpu = gpu_here()
+    for kind in (models.EC, models.EBC):
+        batches = batches_of(kind, rank)
+        expected = outputs(models.shard(kind, "row_wise", kind.bls_sharder(LAGGING)), *batches)
+        model = models.shard(kind, "row_wise", kind.bls_sharder(LAGGING), device=GPU)
+        # As TorchRec's pipelines do it on a GPU. Tensors of the host refuse any stream.
+        module, stream = model.module.embeddings, torch.Stream(device="cpu")
+        with torch.no_grad():
+            ctx = module.create_context()
+            ids = module.input_dist(ctx, batches[0]).wait().wait()
+            ids.record_stream(stream)
+            ctx.record_stream(stream)
+            output = copied(module.compute_and_output_dist(ctx, ids), gpu)
+            models.assert_same_bits(output, expected[0])
+        found = BoundedLagPipeline(model)
+        source = iter(models.Batch(batch) for batch in batches)
+        for theirs in expected:
+            models.assert_same_bits(copied(found.progress(source), gpu), theirs)
+
+
+def pipelines() -> None:
+    run(2, pipeline, deadline=120)
+
+
+def fall_back(rank: int, failing: int | None, stored: bool) -> None:
+    gpu = gpu_here([] if failing is None or rank == 0 else [("register", failing)])
+    ids = quant_models.make_ids("ebc", rank, 4)
+    batch = ids if stored else models.make_ids(models.EBC, rank, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if stored:
+            model = quant_models.model_of("ebc", ["int8"] * 4)
+            [expected] = outputs(copy.deepcopy(model), batch)
+            sharder = quant_models.sharder_of("ebc", AUTO)
+            model = quant_models.shard(model, sharder, "mixed", GPU)
+        else:
+            [expected] = outputs(sharded(models.EBC, "mixed", models.CPU), batch)
+            model = models.shard(models.EBC, "mixed", models.EBC.bls_sharder(AUTO), device=GPU)
+        [found] = outputs(model, batch)
+    models.assert_same_bits(beside(found, gpu), expected)
+    told = [str(each.message) for each in caught if 'lookup="auto" exchanges' in str(each.message)]
+    if failing is None:
+        assert model.module.embeddings.reads_directly and not told
+        return
+    assert not model.module.embeddings.reads_directly
+    assert ["rank 1: the driver of CUDA" in text for text in told] == [True] * (rank == 0)
+    gc.collect()
+    assert not gpu.cuda.registered and not gpu.cuda.latched
+    with torch.no_grad():
+        models.assert_same_bits(copied(model(models.Batch(batch)), gpu), expected)
+
+
+def auto_lookups() -> None:
+    for stored in (False, True):
+        for failing in (None, 0) if IS_FAKE else (None,):
+            run(2, fall_back, failing, stored, deadline=120)
 
 
 def follow(rank: int, stored: bool) -> None:
@@ -254,7 +425,7 @@ def fail_to_register(rank: int, failing: int) -> None:
     gpu = gpu_here([("register", failing)] if rank == 1 else [])
     model = sharded(models.EBC, "mixed", GPU)
     batch = models.make_ids(models.EBC, 1, 4)
-    with pytest.raises(RendezvousError if rank == 0 else Exception) as raised:
+    with pytest.raises(RendezvousError, match="rank 1: the driver of CUDA") as raised:
         outputs(model, batch)
     assert "cudaHostRegister returned 2" in str(raised.value)
     assert "Look up on the CPU instead" in str(raised.value)
@@ -277,12 +448,14 @@ def by_name(output: Any) -> dict[str, torch.Tensor]:
     return named
 
 
-def shard_by_a_plan(
-    planner: type[ShardingPlanner], model: nn.Module, sharder: Any, kernel: str, batch: Any
-) -> None:
+def shard_by_a_plan(planner: Any, model: Any, sharder: Any, kernel: str, batch: Any) -> None:
     gpu = gpu_here()
-    topology = Topology(world_size=2, compute_device="cuda", local_world_size=2)
-    plan = planner(topology=topology).collective_plan(model, [sharder], dist.group.WORLD)
+    # TorchRec would plan replicas of tables as small as these.
+    types = ParameterConstraints(sharding_types=["table_wise", "row_wise"])
+    plan = planner(
+        topology=Topology(world_size=2, compute_device="cuda", local_world_size=2),
+        constraints=dict.fromkeys(sharder.shardable_parameters(model.embeddings), types),
+    ).collective_plan(model, [sharder], dist.group.WORLD)
     planned = plan.get_plan_for_module("embeddings")
     assert {each.compute_kernel for each in planned.values()} == {kernel}
     unsharded = copy.deepcopy(model)
@@ -295,10 +468,10 @@ def shard_by_a_plan(
     torch.testing.assert_close(beside(by_name(found), gpu), by_name(expected))
 
 
-def plan_floats(rank: int, planner: type[ShardingPlanner], kind: models.Kind) -> None:
+def plan_floats(rank: int, planner: Any, kind: models.Kind, config: BLSConfig) -> None:
     model = models.SparseOnly(kind.module())
     batch = models.make_ids(kind, rank, 4)
-    shard_by_a_plan(planner, model, kind.bls_sharder(DIRECT), "fused_uvm", batch)
+    shard_by_a_plan(planner, model, kind.bls_sharder(config), "fused_uvm", batch)
 
 
 def plan_stored_rows(rank: int, kind: str) -> None:
@@ -308,14 +481,15 @@ def plan_stored_rows(rank: int, kind: str) -> None:
 
 
 def plans_of_torchrec() -> None:
-    run(2, plan_floats, EmbeddingShardingPlanner, models.EBC, deadline=120)
+    for config in (DIRECT, EXCHANGE):
+        run(2, plan_floats, EmbeddingShardingPlanner, models.EBC, config, deadline=300)
 
 
 def plans_of_ours() -> None:
-    for kind in (models.EBC, models.EC):
-        run(2, plan_floats, BLSShardingPlanner, kind, deadline=120)
+    for kind, config in ((models.EBC, DIRECT), (models.EC, DIRECT), (models.EBC, EXCHANGE)):
+        run(2, plan_floats, BLSShardingPlanner, kind, config, deadline=300)
     for stored in ("ebc", "ec"):
-        run(2, plan_stored_rows, stored, deadline=120)
+        run(2, plan_stored_rows, stored, deadline=300)
 
 
 CHECKS = {
@@ -332,6 +506,12 @@ CHECKS = {
         failing_registrations,
         plans_of_torchrec,
         plans_of_ours,
+        staged,
+        staged_stored_rows,
+        copies,
+        refusals_of_copies,
+        pipelines,
+        auto_lookups,
     )
 }
 

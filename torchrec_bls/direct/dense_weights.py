@@ -119,15 +119,15 @@ def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, A
     """
     if segment.size == tables_end:
         return None
-    pages = torch.frombuffer(_native.PrivatePages(segment), dtype=torch.uint8)
+    pages = memoryview(_native.PrivatePages(segment))
     begin, size = behind(tables_end), segment.size
     if begin + _HEAD.size > size:
         raise ValueError("too short for dense weights")
-    magic, length = _HEAD.unpack(bytes(pages[begin : begin + _HEAD.size].tolist()))
+    magic, length = _HEAD.unpack_from(pages, begin)
     text = begin + _HEAD.size
     if magic != _MAGIC or length > min(size - text, _LONGEST_DIRECTORY):
         raise ValueError("no dense weights")
-    data = pages[text : text + length].numpy().tobytes()
+    data = bytes(pages[text : text + length])
     directory = decode(data, _Directory, "the directory", "it is not one of dense weights")
     first = end = behind(text + length)
     dense: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, A
             raise ValueError(f"'{name}' has {tensor_bytes} bytes at {at}, which are not there")
         part = pages[first + at : first + at + tensor_bytes]
         try:
-            dense[name] = part.view(dtype).view(shape)
+            dense[name] = _tensor_of(part).view(dtype).view(shape)
         except (RuntimeError, OverflowError) as error:
             raise ValueError(f"'{name}' can't be {kind} of the shape {shape}: {error}") from error
         end = first + behind(at + tensor_bytes)
@@ -149,6 +149,11 @@ def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, A
     if _OTHERS in dense:
         dense |= _others_in(dense.pop(_OTHERS))
     return dense
+
+
+def _tensor_of(part: memoryview) -> torch.Tensor:
+    # torch refuses to make one of no bytes.
+    return torch.frombuffer(part, dtype=torch.uint8) if part else torch.empty(0, dtype=torch.uint8)
 
 
 def _others_in(data: torch.Tensor) -> dict[str, Any]:

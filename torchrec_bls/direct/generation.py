@@ -99,7 +99,11 @@ class Generation:
     @property
     def mappings(self) -> Sequence[object]:
         """Returns what is mapped for this version alone, and unmapped when nothing refers to it.
-        Pieces may belong to other versions as well; a part has its index as long as them."""
+        Pieces may belong to other versions as well; a part has its index as long as them. A version
+        without rows has nothing that an owner waits for: an error that tells of it, and that
+        somebody keeps, may keep it."""
+        if self.drained_for:
+            return []
         registered = [] if self.registered is None else [self.registered.window]
         return [self.window, *registered, *(part.index for part in self.parts)]
 

@@ -125,10 +125,11 @@ def read_index(index: _native.TableSegment, label: Label) -> tuple[IndexRecord, 
     where = f"the index of the tables of rank {label.owner}"
     begin = _native.FIRST_TABLE_OFFSET + _HEAD.size
     if index.size >= begin:
-        pages = bytes_of(index).numpy()
-        magic, length = _HEAD.unpack(pages[begin - _HEAD.size : begin].tobytes())
+        # Not by tensors: each reader of each version does this, between two of its forwards.
+        pages = memoryview(_native.PrivatePages(index))
+        magic, length = _HEAD.unpack_from(pages, begin - _HEAD.size)
         if magic == _MAGIC and length <= index.size - begin:
-            text = pages[begin : begin + length].tobytes()
+            text = bytes(pages[begin : begin + length])
             return decode(text, IndexRecord, where, CURE, ProtocolError), begin + length
     raise ProtocolError(f"what was announced as {where} lists no pieces: {CURE}")
 

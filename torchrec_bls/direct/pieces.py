@@ -48,7 +48,9 @@ class Piece:
     number: int
     spans: tuple[Span, ...]
 
-    @property
+    # Each version of a table asks for the sizes and digests of all its pieces.
+
+    @cached_property
     def size(self) -> int:
         """Returns the number of its bytes."""
         return sum(span.end - span.begin for span in self.spans)
@@ -59,7 +61,7 @@ class Piece:
         memory."""
         return self.spans[0].offset
 
-    @property
+    @cached_property
     def segment_bytes(self) -> int:
         """Returns the place after its last byte in its segment."""
         return self.offset + self.size
@@ -70,7 +72,11 @@ class Piece:
         Args:
             layout: digest of the layouts.
         """
-        return hashlib.sha256(layout + repr(self).encode()).digest()
+        return hashlib.sha256(layout + self._told).digest()
+
+    @cached_property
+    def _told(self) -> bytes:
+        return repr(self).encode()
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class Cut:
             spans.append(_spans(seams, _first_offset(seams[0][0], page)))
         return cls(tuple(Piece(number, tuple(each)) for number, each in enumerate(spans)))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Returns the number of the owner's bytes, in whole pages."""
         return sum(piece.size for piece in self.pieces)

@@ -10,13 +10,20 @@ from torchrec_bls import _native
 from torchrec_bls.collective.transport.rendezvous import Rendezvous, require_equal
 from torchrec_bls.direct.arguments import FIRST_VERSION
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.gpu.registration import RegistrationError
 from torchrec_bls.direct.process import this_process
 from torchrec_bls.direct.shared_tables import SharedTables
 from torchrec_bls.direct.steps import Content
+from torchrec_bls.errors import RendezvousError
 
 _FIRST_SERIAL = 1
 
 T = TypeVar("T", bound=SharedTables)
+
+
+class NotRegisteredError(RendezvousError):
+    """The GPU of a rank can't read the tables that the ranks were about to share. All ranks raise
+    it alike, and may go on together without direct reads."""
 
 
 class OwnPart(NamedTuple):
@@ -57,6 +64,7 @@ def share_parts(
     Raises:
         RendezvousError: a rank has no memory for its tables, or cannot map another rank's, or ranks
             have other values; all ranks raise.
+        NotRegisteredError: a rank can't register the tables with its GPU.
     """
     rank = group.rank()
     with rendezvous.own_part():
@@ -80,11 +88,20 @@ def share_parts(
             else tables.part_at(other, FIRST_VERSION, tuple(told_by["address"]))
             for other, told_by in enumerate(addresses)
         ]
-        generation = tables.generation(FIRST_VERSION, _FIRST_SERIAL, parts)
+        generation, unregistered = None, ""
+        try:
+            generation = tables.generation(FIRST_VERSION, _FIRST_SERIAL, parts)
+        except RegistrationError as error:
+            unregistered = str(error)
         page.take_over(rank, 0, this_process().identity)
         page.record(rank, _FIRST_SERIAL, FIRST_VERSION, part.index.address)
         page.announce(rank, _FIRST_SERIAL)
-    rendezvous.exchange("mapped", {})
+    mapped = rendezvous.exchange("mapped", {"unregistered": unregistered})
+    for other, record in enumerate(mapped):
+        if record["unregistered"]:
+            where = f"{rendezvous.name}: {rendezvous.names.of(other)}"
+            raise NotRegisteredError(f"{where}: {record['unregistered']}")
+    assert generation is not None
     return tables, generation
 
 

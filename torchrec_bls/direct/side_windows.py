@@ -42,8 +42,10 @@ class SideWindows:
         Raises:
             BLSError: they can't be mapped.
         """
-        places = [(*segment.address[2:4], offset, size) for segment, offset, size in pages]
         before = self._kept.get(side)
+        if before is not None and before.pages == pages:  # the same segments, as in most versions
+            return before.window
+        places = [(*segment.address[2:4], offset, size) for segment, offset, size in pages]
         if before is not None and before.places == places:
             return before.window
         window = populated_window(pages)

@@ -1,5 +1,6 @@
 """Lookups by the ranks that have the rows: ids go to them, and embeddings come back."""
 
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -9,12 +10,17 @@ from torchrec_bls.distributed.inputs.batch_note import NO_NOTE, IdsNote
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
 from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.distributed.module_state import ModuleState
+from torchrec_bls.distributed.outputs.staged_output import copied_to
 from torchrec_bls.errors import RankFailedError
 
 _BROKE_OFF = (
     "a forward failed in a pipeline, which was dropped or reset after it had posted ids of a later "
     "batch, and other ranks wait for rows of that one. Shard the model anew on all ranks"
 )
+
+
+def _nothing_to_record(stream: object) -> None:
+    pass
 
 
 class Dists(Protocol):
@@ -29,7 +35,8 @@ class Dists(Protocol):
 
 
 class ExchangeLookup(Lookup):
-    """Posts ids, and answers those of the other ranks. All ranks do it alike, or all fail.
+    """Posts ids, and answers those of the other ranks. All ranks do it alike, or all fail. Where
+    outputs are on a GPU, they are copied to it when they are waited for.
 
     Args:
         state: state of the module.
@@ -63,6 +70,9 @@ class ExchangeLookup(Lookup):
         if state.forwards.broke_off:
             state.fail(_BROKE_OFF)
             raise RankFailedError(f"{state.where}: {_BROKE_OFF}")
+        if state.gpu is not None:
+            # TorchRec's pipelines call it for a GPU's tensors, and all that ctx has is the host's.
+            ctx.record_stream = _nothing_to_record
         label = ctx.bls_label = state.calls.begin(note)
         try:
             posted = self._dists.post(ctx, batch)
@@ -88,6 +98,8 @@ class ExchangeLookup(Lookup):
             self._state.fail_all("lookup", error)
             raise
         self._state.forwards.answered(ctx.bls_label)
+        if self._state.gpu is not None:
+            embeddings.callbacks.append(partial(copied_to, self._state.gpu))
         return embeddings
 
     def meet(self) -> None:

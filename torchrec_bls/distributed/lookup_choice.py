@@ -9,6 +9,11 @@ from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.distributed.torchrec_dists import TorchRecDists
 
+_NONE_FROM_GPUS = (
+    "autograd is on, and no gradients come back from outputs that were copied to a GPU: use "
+    "torch.no_grad(). To train, shard with device=torch.device('cpu'), and copy outputs by .to()"
+)
+
 
 def chosen_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
     """Returns the lookup of a module that TorchRec has sharded, collectively.
@@ -34,6 +39,8 @@ def chosen_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
                 'use torch.no_grad(), or shard with lookup="exchange" to train'
             )
             return DirectLookup(reads, state.input_check, no_gradients)
+    if state.gpu is not None:
+        return ExchangeLookup(state, dists, _NONE_FROM_GPUS)
     bound = exchanges.config.bound
     no_gradients = (
         f"bound is {bound} and autograd is on: gradients of up to {bound} iterations ago would "

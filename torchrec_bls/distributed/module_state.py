@@ -22,6 +22,7 @@ from torchrec_bls.distributed.inputs.posted_calls import PostedCalls
 from torchrec_bls.distributed.inputs.variable_batch import features_of_names
 from torchrec_bls.distributed.lookup import Lookup
 from torchrec_bls.distributed.outputs.lookup_tables import LookupTables
+from torchrec_bls.distributed.outputs.output_memory import EmptyOutput, empty_output
 from torchrec_bls.errors import BLSError, named
 
 _DIRECTIONS = ("ids", "embeddings", "gradients")
@@ -176,6 +177,11 @@ class ModuleState:
     def where(self) -> str:
         """Returns the name of the module and its rank, for messages."""
         return f"{self.exchanges.name} on {rank_name(self.exchanges.group)}"
+
+    @property
+    def empty_output(self) -> EmptyOutput:
+        """Returns the function that makes memory of outputs on the host."""
+        return empty_output if self.gpu is None else self.gpu.empty_output
 
     @cached_property
     def features_of_names(self) -> dict[str, str]:

@@ -17,26 +17,19 @@ from torchrec_bls.direct.gpu.device import Gpu, gpu_of
 HOST = torch.device("cpu")
 
 
-def gpu_of_outputs(device: torch.device | None, lookup: str) -> Gpu | None:
+def gpu_of_outputs(device: torch.device | None) -> Gpu | None:
     """Returns the GPU that outputs are on; None: they are on the host.
 
     Args:
         device: device that a module is sharded for; None leaves it to TorchRec.
-        lookup: see BLSConfig.
 
     Raises:
-        ValueError: the device is neither the CPU nor a GPU that can read the tables.
+        ValueError: the device is neither the CPU nor a GPU of this process.
     """
     if device is None or device.type == "cpu":
         return None
-    if device.type == "cuda" and lookup == "direct":
-        return gpu_of(device)
     if device.type == "cuda":
-        raise ValueError(
-            f"the outputs would be on the device '{device}', which takes "
-            f'BLSConfig(lookup="direct"), not "{lookup}": GPUs read the tables themselves. Or '
-            "shard with device=torch.device('cpu')"
-        )
+        return gpu_of(device)
     raise ValueError(
         f"the shards would be on the device '{device}', but bounded-lag modules look up rows "
         "in host memory: shard with device=torch.device('cpu'). The unsharded module may be "
@@ -51,6 +44,8 @@ def on_host(params: Mapping[str, ParameterSharding]) -> dict[str, ParameterShard
 
 def _planned_on_host(planned: ParameterSharding) -> ParameterSharding:
     spec: Any = planned.sharding_spec
+    if spec is None:  # every rank has the table whole
+        return planned
     shards = [
         ShardMetadata(
             shard_offsets=shard.shard_offsets,

@@ -156,8 +156,8 @@ def _check_change(
     env: ShardingEnv,
     device: torch.device | None,
 ) -> None:
-    if gpu_of_outputs(device, module._bls.exchanges.config.lookup) is not None:
-        raise ValueError("GPUs read the tables where they are: shard the model anew")
+    if gpu_of_outputs(device) is not None:
+        raise ValueError("shards do not move where outputs are on a GPU: shard the model anew")
     if env.process_group is not module._bls.exchanges.group:
         raise ValueError("reshard with the ShardingEnv that the module was sharded with")
     if module.under_way:

@@ -113,6 +113,7 @@ class BLSEmbeddingBagCollection(
                 _gradient_divisors(sharding_type, theirs, world_size),
                 # For column-wise sharding TorchRec puts the columns of a table together again.
                 getattr(theirs, "_callbacks", None) or [],
+                self._bls.empty_output,
             )
             if codecs is None:
                 self._output_dists[index] = PooledOutputDist(*arguments)

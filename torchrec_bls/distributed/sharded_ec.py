@@ -81,6 +81,8 @@ class BLSEmbeddingCollection(BoundedLagModule, ShardedEmbeddingCollection):  # t
                 self._bls.exchanges.of(sharding_type, "embeddings"),
                 self._bls.exchanges.of(sharding_type, "gradients"),
                 [self._env.world_size],
+                (),
+                self._bls.empty_output,
             )
             self._output_dists.append(
                 SequenceOutputDist(*arguments)

@@ -23,8 +23,8 @@ from torchrec_bls.distributed.outputs.lookup_tables import NAME_THE_FUSED_KERNEL
 
 add_hooks_to_models()
 
-# TorchRec's word for tables in host memory that a GPU reads.
-_READ_BY_GPUS = (EmbeddingComputeKernel.FUSED_UVM.value,)
+# TorchRec's word for tables in host memory whose outputs are on a GPU.
+_FOR_GPUS = (EmbeddingComputeKernel.FUSED_UVM.value,)
 
 
 def sharding_group(env: ShardingEnv) -> dist.ProcessGroup:
@@ -112,16 +112,16 @@ class BoundedLagSharder:
     ) -> Any:
         """Shards `module` by `params`. DistributedModelParallel calls it on every rank.
 
-        On a GPU as `device` the outputs are born. The tables stay in host memory, where it reads
-        them.
+        With a GPU as `device` the outputs are there, and the tables in host memory: direct lookups
+        are the GPU's, and outputs of an exchange are copied to it.
 
         Raises:
             ValueError: a table has a sharding type or kernel that is not supported, `device` is
-                neither the CPU nor a GPU that can read the tables, or `env` has no process group.
+                neither the CPU nor a GPU of this process, or `env` has no process group.
         """
-        gpu = gpu_of_outputs(device, self._config.lookup)
+        gpu = gpu_of_outputs(device)
         sharding_group(env)
-        self._check_plan(module, params, self._kernels if gpu is None else _READ_BY_GPUS)
+        self._check_plan(module, params, self._kernels if gpu is None else _FOR_GPUS)
         if gpu is not None:
             params, device = on_host(params), HOST
         return self._sharded_module(
@@ -142,8 +142,8 @@ class BoundedLagSharder:
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Returns the compute kernels that a planner may choose from."""
-        if compute_device_type == "cuda" and self._config.lookup == "direct":
-            return list(_READ_BY_GPUS)
+        if compute_device_type == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
+            return list(_FOR_GPUS)
         kernels: list[str] = super().compute_kernels(  # type: ignore[misc]
             sharding_type, compute_device_type
         )

@@ -18,6 +18,7 @@ from torchrec_bls._deprecated import config_by_name
 from torchrec_bls.collective.exchange_options import timeout_of
 from torchrec_bls.collective.transport.rank_names import rank_name
 from torchrec_bls.direct.obstacles import find_obstacles, warn_of_exchange
+from torchrec_bls.direct.sharing import NotRegisteredError
 from torchrec_bls.distributed.config import BLSConfig, name_of_module
 from torchrec_bls.distributed.output_device import gpu_of_outputs
 from torchrec_bls.distributed.sharder import sharding_group
@@ -32,8 +33,8 @@ _TYPES = (
 )
 # The generators of sharding_plan use the second name.
 _KERNELS = (EmbeddingComputeKernel.QUANT.value, EmbeddingComputeKernel.DENSE.value)
-# TorchRec's word for quantized tables in host memory that a GPU reads.
-_READ_BY_GPUS = (EmbeddingComputeKernel.QUANT_UVM.value,)
+# TorchRec's word for quantized tables in host memory whose outputs are on a GPU.
+_FOR_GPUS = (EmbeddingComputeKernel.QUANT_UVM.value,)
 # Quantized modules have attributes of these names.
 _OF_MODULE = (FUSED_PARAM_REGISTER_TBE_BOOL, FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS)
 _OUTPUT_DTYPE = "output_dtype"
@@ -116,44 +117,65 @@ class QuantSharder:
             RendezvousError: a rank did not come, has no memory for its shards, or has other
                 weights.
         """
-        gpu = gpu_of_outputs(device, self._config.lookup)
+        gpu = gpu_of_outputs(device)
         group = sharding_group(env)
         name = name_of_module(self._config, module_fqn or type(module).__name__)
-        self._check_plan(params, _KERNELS if gpu is None else _READ_BY_GPUS)
+        self._check_plan(params, _KERNELS if gpu is None else _FOR_GPUS)
         self._check_fused_params(module)
         reason = why_not(module, params, self._checkpoint)
-        if not reason and gpu is not None:
-            reason = why_not_by_gpu(module)
-        return ShardedQuantCollection(
-            module,
-            self._tables_name,
-            params,
-            group,
-            self._config,
-            self._reads_directly(group, name, reason),
-            name,
-            self._checkpoint,
-            f"{module_fqn}." if module_fqn else "",
-            gpu,
-        )
 
-    def _reads_directly(self, group: dist.ProcessGroup, name: str, reason: str) -> bool:
+        def sharded(reads_directly: bool) -> ShardedQuantCollection:
+            return ShardedQuantCollection(
+                module,
+                self._tables_name,
+                params,
+                group,
+                self._config,
+                reads_directly,
+                name,
+                self._checkpoint,
+                f"{module_fqn}." if module_fqn else "",
+                gpu,
+            )
+
+        unread = "" if gpu is None else why_not_by_gpu(module)  # the same on all ranks
+        if not self._reads_directly(group, name, reason, unread):
+            return sharded(False)
+        try:
+            return sharded(True)
+        except NotRegisteredError as error:
+            if self._config.lookup == "direct":
+                raise
+            warn_of_exchange(group, name, str(error))
+        return sharded(False)
+
+    def _reads_directly(
+        self, group: dist.ProcessGroup, name: str, reason: str, unread: str
+    ) -> bool:
         """Decides on direct reads together with the other ranks, unless the config says
-        "exchange"."""
-        refusal, apart = reason, ""
+        "exchange".
+
+        Args:
+            group: the ranks.
+            name: name of the module.
+            reason: why this rank can't shard the module; empty if it can.
+            unread: why no rank can read it directly; empty if nothing is known.
+        """
+        refusal, obstacle = reason, ""
         if self._config.lookup != "exchange":
             given = self._config.deadline
             deadline = timeout_of(group) if given is None else given
             refusal, apart = find_obstacles(group, name, deadline, reason)
+            obstacle = apart or unread
         if self._config.lookup == "direct":
-            refusal = refusal or apart
+            refusal = refusal or obstacle
         if refusal:
             raise ValueError(
                 f"{name} on {rank_name(group)}: it can't be sharded over processes. {refusal}"
             )
-        if apart:
-            warn_of_exchange(group, name, apart)
-        return self._config.lookup != "exchange" and not apart
+        if obstacle:
+            warn_of_exchange(group, name, obstacle)
+        return self._config.lookup != "exchange" and not obstacle
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Returns the sharding types that a planner may choose from."""
@@ -161,8 +183,8 @@ class QuantSharder:
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Returns the compute kernels that a planner may choose from."""
-        if compute_device_type == "cuda" and self._config.lookup == "direct":
-            return list(_READ_BY_GPUS)
+        if compute_device_type == "cuda":
+            return list(_FOR_GPUS)
         kernels: list[str] = super().compute_kernels(  # type: ignore[misc]
             sharding_type, compute_device_type
         )

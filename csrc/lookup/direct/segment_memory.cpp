@@ -73,21 +73,25 @@ size_t take_huge_pages(int fd, size_t begin, size_t end, const Advised& pages, s
   return found;
 }
 
-/// Takes the pages of a file from `first` on. Returns the bytes that are in small pages, and need
-/// not be.
+/// Takes the pages of a file from `first` on. Parts that begin within a page of 2 MiB, and not
+/// right behind the label, have small pages up to its end: it would be memory of nobody before
+/// them, and in a window another segment lies there. Returns the bytes that are in small pages, and
+/// need not be.
 size_t take_pages(int fd, size_t first, size_t bytes, const Advised& pages, size_t nodes,
                   const MemoryPurpose& purpose) {
   const size_t whole = bytes / kHugePage * kHugePage;
-  size_t small = 0, at = first / kHugePage * kHugePage;
+  const size_t begin = first <= kTablePage ? 0 : (first + kHugePage - 1) / kHugePage * kHugePage;
+  reserve_memory(fd, first / kTablePage * kTablePage, std::min(begin, bytes), purpose);
+  size_t small = 0;
   bool has_some = true;  // memory in pieces too small stays so, and each try takes long
-  for (; at < whole; at += kCollapsedAtOnce) {
+  for (size_t at = begin; at < whole; at += kCollapsedAtOnce) {
     const size_t end = std::min(at + kCollapsedAtOnce, whole);
     const size_t found = has_some ? take_huge_pages(fd, at, end, pages, nodes, purpose) : 0;
     has_some = found > 0;
     small += end - at - found;
     if (found < end - at) reserve_memory(fd, at, end, purpose);
   }
-  reserve_memory(fd, std::max(whole, first / kTablePage * kTablePage), bytes, purpose);
+  reserve_memory(fd, std::max(whole, begin), bytes, purpose);
   return small;
 }
 

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "errors.h"
@@ -211,6 +212,24 @@ TEST_CASE("a segment whose parts begin at a page of 2 MiB has no memory before i
                     std::invalid_argument);
     CHECK_THROWS_AS(TableSegment::create(kPagesLabel, next, 4 * kHugePage, pages, 4095),
                     std::invalid_argument);
+  }
+}
+
+TEST_CASE("a segment whose parts begin within a page of 2 MiB has no memory before them") {
+  const std::byte* const data = content().data();
+  constexpr size_t kFirst = kHugePage + 5 * 4096;
+  for (const size_t bytes : {size_t{4096}, kHugePage - 5 * 4096, 2 * kHugePage, 3 * kHugePage}) {
+    for (const HugePages pages : {HugePages::kNo, HugePages::kTransparent}) {
+      bool made = false;
+      const NextPart next = [&]() -> std::optional<TablePart> {
+        if (std::exchange(made, true)) return std::nullopt;
+        return TablePart{data, bytes, kFirst};
+      };
+      const TableSegment segment =
+          TableSegment::create(kPagesLabel, next, kFirst + bytes, pages, kFirst);
+      CHECK(std::memcmp(segment.data() + kFirst, data, bytes) == 0);
+      CHECK(bytes_taken(segment) == bytes + 4096);
+    }
   }
 }
 

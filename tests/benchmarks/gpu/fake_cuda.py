@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,13 @@ class FakeCuda(Runtime):
     def free_hbm(self) -> int:
         self._launch("free_hbm")
         return 2**30 - 8 * len(self.registered)
+
+    def synchronize(self) -> None:
+        self._launch("synchronize")
+
+    def refusing_to_wait(self) -> Any:
+        self._launch("refusing_to_wait")
+        return nullcontext()
 
     def view(self, address: int, count: int) -> torch.Tensor:
         self._launch("view")

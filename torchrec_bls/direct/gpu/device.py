@@ -1,4 +1,4 @@
-"""A GPU that reads host tables: its runtime, and a stream for the reads."""
+"""A GPU that outputs are on: its runtime, and streams for reads of host tables and for copies."""
 
 import importlib.util
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ _PROGRAMS = 16
 
 
 class Gpu(Protocol):
-    """A GPU, with a stream of its own for reads.
+    """A GPU, with streams of its own for reads, and for copies of outputs.
 
     Attributes:
         device: the GPU.
@@ -45,6 +45,14 @@ class Gpu(Protocol):
         """Returns a copy of a tensor of the host, made on the caller's stream. The host does not
         wait for it, and may write to the tensor at once."""
 
+    def empty_output(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Returns an uninitialized tensor of the host, which `copy_of_output` copies as it is."""
+
+    def copy_of_output(self, output: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of a tensor of the host, which the caller's stream has from now on. The
+        copy waits for nothing that the caller's stream has by now, nor the host for the copy.
+        Nobody may write to the tensor any more."""
+
     def new_report(self) -> torch.Tensor:
         """Returns a report of bad ids for one launch, which the host reads without a copy, int64
         [programs, 3]. It has to stay until the GPU has written it. Its length is the number of
@@ -63,6 +71,7 @@ class CudaGpu:
         self.device = torch.device("cuda", index)
         self.cuda: Cuda = CudaRuntime(index)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def reading(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -85,8 +94,26 @@ class CudaGpu:
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """See Gpu."""
         # From pageable memory the host would wait. Pinned memory of the caller's may be written to.
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return pinned.copy_(tensor).to(self.device, non_blocking=True)
+        return self._pinned(tensor).to(self.device, non_blocking=True)
+
+    def empty_output(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See Gpu."""
+        # torch keeps such memory for the copies from it that are under way, and uses it again.
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def copy_of_output(self, output: torch.Tensor) -> torch.Tensor:
+        """See Gpu."""
+        if not (output.is_pinned() and output.is_contiguous()):
+            output = self._pinned(output)
+        caller = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._copies):
+            copy = output.to(self.device, non_blocking=True)
+        caller.wait_stream(self._copies)
+        copy.record_stream(caller)
+        return copy
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.empty_output(tensor.shape, tensor.dtype).copy_(tensor)
 
     def new_report(self) -> torch.Tensor:
         """See Gpu."""

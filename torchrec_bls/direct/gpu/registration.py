@@ -23,7 +23,7 @@ from torchrec_bls.lifetime import When, at_exit
 #: longer in all, and others of the process have their turn between them.
 PIECE_BYTES = 8 << 30
 
-_CURE = 'Look up on the CPU instead: shard the model with device=torch.device("cpu")'
+_CURE = 'Look up on the CPU instead: shard the model with BLSConfig(lookup="exchange")'
 
 # Mappings that may still be registered. They stay to the end of the process.
 _kept: list[object] = []

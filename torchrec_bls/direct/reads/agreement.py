@@ -14,6 +14,7 @@ from torchrec_bls.direct.layout import Shard, layouts_of
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.obstacles import agree_on_direct_reads, warn_of_exchange
 from torchrec_bls.direct.reads.float_reads import FloatReads, OutputForm
+from torchrec_bls.direct.sharing import NotRegisteredError
 from torchrec_bls.distributed.data_parallel import exchanged
 from torchrec_bls.distributed.outputs.lookup_tables import NAME_THE_FUSED_KERNEL, LookupTables
 
@@ -83,17 +84,23 @@ def agree_on_reads(
         for each in lookup_tables
         for name, metadata, weights in each.shards()
     }
-    shared, generation = share_tables(
-        exchanges.group,
-        exchanges.name,
-        exchanges.deadline.seconds,
-        layouts_of(tables, module.module_sharding_plan),
-        OwnTables(live, shards),
-        data_type_to_dtype(tables[0].data_type),
-        exchanges.config.huge_pages,
-        exchanges.session,
-        gpu,
-    )
+    try:
+        shared, generation = share_tables(
+            exchanges.group,
+            exchanges.name,
+            exchanges.deadline.seconds,
+            layouts_of(tables, module.module_sharding_plan),
+            OwnTables(live, shards),
+            data_type_to_dtype(tables[0].data_type),
+            exchanges.config.huge_pages,
+            exchanges.session,
+            gpu,
+        )
+    except NotRegisteredError as error:
+        if exchanges.config.lookup == "direct":
+            raise
+        warn_of_exchange(exchanges.group, exchanges.name, str(error))
+        return None
     rank = exchanges.group.rank()
     return FloatReads(where, shared, generation, live, rank, tables, sharded.output_form())
 

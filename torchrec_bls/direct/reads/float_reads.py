@@ -128,9 +128,11 @@ class FloatReads(DirectReads[GenerationViews]):
             known = (where, generation, list(keys), lookups, order, dtype)
             tables = generation.registered
             if gpu is None or tables is None:
-                return HostView(*known, generation.features(lookups), rows_read)
-            features = strips_of(generation, lookups, form.pooled)
-            return GpuView(*known, gpu, GpuReader(gpu, tables, features, 32), tables)
+                placed = generation.placed(lookups)
+                features = _native.ShardedFeatures(placed, generation.window)
+                return HostView(*known, placed, features, rows_read)
+            strips = strips_of(generation, lookups, form.pooled)
+            return GpuView(*known, gpu, GpuReader(gpu, tables, strips, 32), tables)
 
         return GenerationViews(generation, view_of)
 

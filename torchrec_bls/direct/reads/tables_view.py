@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torchrec_bls import _native
-from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration
+from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, PlacedFeature
 from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.gpu.reader import GpuReader
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
@@ -60,16 +60,19 @@ class HostView(TablesView):
     """A view that the CPU reads.
 
     Attributes:
+        placed: the features with their places in the window, which are the same in all generations.
         features: the features for native code; they keep the generation's memory.
         rows_read: rows read of each rank's shards, in all batches, int64 [ranks]; added to.
     """
 
+    placed: Sequence[PlacedFeature]
     features: _native.ShardedFeatures
     rows_read: torch.Tensor
 
     def next(self, generation: FloatGeneration) -> "HostView":
         """See TablesView."""
-        return replace(self, generation=generation, features=generation.features(self.lookups))
+        features = _native.ShardedFeatures(self.placed, generation.window)
+        return replace(self, generation=generation, features=features)
 
     def rows(self, batch: CheckedBatch, columns: int) -> torch.Tensor:
         """See TablesView."""

@@ -23,6 +23,9 @@ _GROWTH = 1.001
 _LONGEST_PAUSE = 0.2
 # Seconds between two looks of a forward that waits for the thread.
 _SHORT_PAUSE = 0.0005
+# Seconds for which the thread leaves the interpreter to forwards, which else wait until it has
+# mapped all of a version.
+_GIVES_WAY = 1e-5
 # Seconds that the thread may take to end; at the end of the process it leaves what it maps.
 _ENDING = 5.0
 
@@ -182,8 +185,10 @@ class Follower:
             part = self._parts.get(key)
             if part is None:
                 part = self._parts[key] = tables.open(owner, serial, version)
+                time.sleep(_GIVES_WAY)
             parts.append(part)
         generation = tables.generation(version, serial, parts)
+        time.sleep(_GIVES_WAY)
         # What shows one version after the other is held for the one that it shows last.
         tables.held.add(serial, [*generation.mappings, *tables.windows.all])
         return generation

@@ -52,6 +52,9 @@ class ArrivedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
             return self.__dict__[name]
         raise AttributeError(f"'KeyedJaggedTensor' object has no attribute '{name}'")
 
+    def record_stream(self, stream: object) -> None:
+        """Does nothing: no stream uses them, and tensors of the host can't record any."""
+
     def __reduce_ex__(self, _: Any) -> Any:
         """Returns what a plain one does: copies and pickles are plain."""
         plain = KeyedJaggedTensor.__new__(KeyedJaggedTensor)

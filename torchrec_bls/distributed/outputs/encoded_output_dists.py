@@ -106,7 +106,7 @@ class CodedSequenceOutputDist(_Encoding, SequenceOutputDist):
         dim = rows.shape[1]
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = empty_output((sum(layout.values_sent), dim), torch.float32)
+            out = self._empty_output((sum(layout.values_sent), dim), torch.float32)
             _native.collect_frames(arrival, _of_samples(codecs, out, layout), False)
             return out if order is None else out[order]
 
@@ -218,7 +218,7 @@ class CodedPooledOutputDist(_Encoding, PooledOutputDist):
     ) -> torch.Tensor:
         batch = layout.strides[self._rank]
         features = _features_by_rank(codecs)
-        out = empty_output((batch, self._offsets[-1]), torch.float32)
+        out = self._empty_output((batch, self._offsets[-1]), torch.float32)
         frames: list[_native.Frame] = []
         addends: list[tuple[torch.Tensor, torch.Tensor]] = []
         for rank, index in enumerate(self._group_of_rank):

@@ -4,7 +4,7 @@
 them at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ class CutEmbeddings:
         values, lengths = self._cut
         return values[place], lengths[self._order[place]]
 
+    def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "CutEmbeddings":
+        """Returns the same embeddings in other tensors, two for all features."""
+        return CutEmbeddings(copy(self._rows), copy(self._lengths), self._order, self._counts)
+
 
 class LazyJaggedTensor(JaggedTensor):  # type: ignore[misc]
     """A JaggedTensor without tensors. At its first use it becomes a plain one."""
@@ -79,6 +83,33 @@ class LazyJaggedTensor(JaggedTensor):  # type: ignore[misc]
         """Returns what a plain one does: copies and pickles are plain."""
         self._become_plain()
         return self.__reduce_ex__(protocol)  # now the plain class's method
+
+
+def copied(
+    embeddings: Mapping[str, JaggedTensor], copy: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, JaggedTensor]:
+    """Returns embeddings in other tensors. Lazy ones stay lazy.
+
+    Args:
+        embeddings: embeddings by name.
+        copy: function that returns the copy of a tensor.
+    """
+    cuts: dict[CutEmbeddings, CutEmbeddings] = {}
+    made = {}
+    for name, jagged in embeddings.items():
+        if isinstance(jagged, LazyJaggedTensor):
+            cut, place = jagged.source
+            if cut not in cuts:
+                cuts[cut] = cut.copied(copy)
+            made[name] = LazyJaggedTensor.at(cuts[cut], place)
+            continue
+        weights = jagged.weights_or_none()
+        made[name] = JaggedTensor(
+            values=copy(jagged.values()),
+            lengths=copy(jagged.lengths()),
+            weights=None if weights is None else copy(weights),
+        )
+    return made
 
 
 _plain = SUPPORTED_NODES[JaggedTensor]

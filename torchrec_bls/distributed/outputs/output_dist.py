@@ -18,6 +18,7 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
 from torchrec_bls.distributed.exchanges.exchange import Exchange, Pending
 from torchrec_bls.distributed.inputs.input_dist import IdsLayout, layout_of
+from torchrec_bls.distributed.outputs.output_memory import EmptyOutput, empty_output
 
 
 class EmbeddingsAwaitable(ExchangeAwaitable[torch.Tensor]):
@@ -63,6 +64,7 @@ class OutputDist(nn.Module):
         gradients: the module's channel for gradients, made at the first forward that needs them.
         gradient_divisors: numbers by which TorchRec divides gradients, one after the other.
         callbacks: operations of TorchRec's own output dist on the embeddings that have arrived.
+        empty_output: function that returns memory for embeddings, see output_memory.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class OutputDist(nn.Module):
         gradients: Exchange,
         gradient_divisors: list[int],
         callbacks: Iterable[Callable[[torch.Tensor], torch.Tensor]] = (),
+        empty_output: EmptyOutput = empty_output,
     ) -> None:
         super().__init__()
         self._rank = rank
@@ -79,6 +82,7 @@ class OutputDist(nn.Module):
         self._gradients = gradients
         self._gradient_divisors = gradient_divisors
         self._callbacks = list(callbacks)
+        self._empty_output = empty_output
 
     def forward(self, local_embs: torch.Tensor, sharding_ctx: Any) -> EmbeddingsAwaitable:
         """Posts the rows. Returns the awaitable of this rank's embeddings.

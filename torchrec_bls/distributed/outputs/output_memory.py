@@ -1,10 +1,14 @@
 """Memory of outputs. Large outputs get pages that earlier outputs have given back."""
 
+from collections.abc import Callable
 from math import prod
 
 import torch
 
 from torchrec_bls import _native
+
+#: Returns an uninitialized tensor of a shape and dtype.
+EmptyOutput = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 # malloc does not give smaller ones back to the system.
 _POOLED_BYTES = 1 << 20

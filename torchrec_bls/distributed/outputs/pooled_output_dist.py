@@ -106,7 +106,8 @@ class PooledOutputDist(OutputDist):
         self._exchange.open(
             largest * tables.by_feature.row_bytes, largest, layout.slot_bytes.embeddings
         )
-        out = empty_output((layout.strides[self._rank], self._offsets[-1]), torch.float32)
+        shape = layout.strides[self._rank], self._offsets[-1]
+        out = self._empty_output(shape, torch.float32)
         own = self._own_column
 
         def send(channel: _native.Channel) -> None:
@@ -123,7 +124,7 @@ class PooledOutputDist(OutputDist):
         return awaitable
 
     def _collect(self, arrival: _native.Arrival, batch: int, dtype: torch.dtype) -> torch.Tensor:
-        out = empty_output((batch, self._offsets[-1]), dtype)
+        out = self._empty_output((batch, self._offsets[-1]), dtype)
         if dtype != torch.float32 and any(group.count > 1 for group in self._groups):
             return self._sum_with_torch(arrival, out)
         _native.collect_columns(arrival, out, self._columns)

@@ -41,7 +41,7 @@ class SequenceOutputDist(OutputDist):
             _native.post_grouped_rows(channel, rows, layout.counts, layout.order, False)
 
         def collect(arrival: _native.Arrival) -> torch.Tensor:
-            out = empty_output((sum(layout.values_sent), dim), request.dtype)
+            out = self._empty_output((sum(layout.values_sent), dim), request.dtype)
             own = (rows, 0, layout.counts, layout.order)
             return self._collect(arrival, out, layout, order, own)
 
@@ -70,7 +70,7 @@ class SequenceOutputDist(OutputDist):
             layout.slot_bytes.embeddings,
         )
         order = order_of(sharding_ctx)
-        out = empty_output((sum(layout.values_sent), dim), tables.dtype)
+        out = self._empty_output((sum(layout.values_sent), dim), tables.dtype)
         own_rows = layout.values_sent[self._rank]
         by_rank = None  # rows of this rank for itself, if they are not in order
         if order is None:

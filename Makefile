@@ -26,6 +26,7 @@ PINS := pyproject.toml torchrec_bls/_trios.py
 # The newest, unless another one is named.
 TRIO ?= $(lastword $(shell $(PYTHON) torchrec_bls/_trios.py --names))
 TRIO_ENV := build/trio-$(TRIO)
+TRIO_PYTHON ?= $(BIN)/python
 TRIO_TESTS ?= tests/contract tests/distributed tests/backend tests/test_delta_writer.py tests/test_lookup_notes.py tests/direct/test_trained_deltas.py tests/package/test_versions.py tests/package/test_torch_alone.py tests/test_public_api.py
 CXX_OR_DEFAULT := $(if $(filter-out default undefined,$(origin CXX)),$(CXX),c++)
 # torchrun, ninja and the like are found by the tools that call them.
@@ -171,10 +172,12 @@ study-simulator: build  ## Calibrate this machine, compare simulated steps with 
 	$(WITH_VENV) $(BIN)/python -m benchmarks.simulator.study \
 	  --steps out/study/simulator_steps.json --json out/study/simulator.json
 
-# The wheel is installed, and run where the checkout's own package isn't found in its place.
-test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and torchrec: make test-trio [TRIO=2.14] [TRIO_TESTS=tests/contract]
+# The wheel is installed, and run where the checkout's own package isn't found in its place. For
+# another Python than .venv's it is built anew.
+test-trio: build $(TRIO_ENV)/.packages  ## Test with another torch, fbgemm and torchrec: make test-trio [TRIO=2.14] [TRIO_PYTHON=python3.12] [TRIO_TESTS=tests/contract]
 	rm -rf $(TRIO_ENV)/dist $(TRIO_ENV)/checkout
-	$(call build-package,wheel --wheel-dir $(TRIO_ENV)/dist .)
+	$(if $(filter $(BIN)/python,$(TRIO_PYTHON)),$(call build-package,wheel --wheel-dir $(TRIO_ENV)/dist .),\
+	  $(TRIO_ENV)/bin/python -m pip wheel --no-deps --wheel-dir $(TRIO_ENV)/dist .)
 	$(TRIO_ENV)/bin/python -m pip install --no-deps --force-reinstall $(TRIO_ENV)/dist/*.whl
 	mkdir $(TRIO_ENV)/checkout
 	cp -r tests examples benchmarks docs README.md pyproject.toml $(TRIO_ENV)/checkout
@@ -253,7 +256,7 @@ $(VENV)/.packages: $(PINS) | $(BIN)/python
 	@touch $@
 
 $(TRIO_ENV)/.packages: $(PINS) | $(BIN)/python
-	test -x $(TRIO_ENV)/bin/python || $(BIN)/python -m venv $(TRIO_ENV)
+	test -x $(TRIO_ENV)/bin/python || $(TRIO_PYTHON) -m venv $(TRIO_ENV)
 	$(call install,$(TRIO_ENV)/bin,trio,$(TRIO))
 	@touch $@
 

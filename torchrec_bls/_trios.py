@@ -25,13 +25,14 @@ class Trio(NamedTuple):
 
 # The oldest first.
 TRIOS = (
+    Trio("2.11.0", "1.6.0", "1.6.1"),
     Trio("2.12.1", "1.7.0", "1.7.0"),
     Trio("2.13.0", "1.8.0", "1.8.0"),
     Trio("2.14.1", "1.9.0", "1.9.2"),
 )
 # The trio that `make` builds with. It is also proposed if no installed package suggests another
 # one.
-DEFAULT = TRIOS[1]
+DEFAULT = TRIOS[2]
 
 # What torchrec requires besides torch and fbgemm. It is installed with --no-deps, since it requires
 # the distribution fbgemm-gpu, the CUDA build, which writes the same files as fbgemm-gpu-cpu.

@@ -13,8 +13,8 @@ class Job:
     Attributes:
         ranks: world size.
         batch: samples per rank and step.
-        memory_bytes: memory of each rank for weights, optimizer state and activations: HBM on GPUs,
-            DDR on CPUs.
+        memory_bytes: memory of each rank for weights, optimizer state and activations: HBM for
+            tables on GPUs, else DDR.
         ranks_per_host: ranks that share a host; None: all of them.
         backend: backend of the exchanges: "gloo", "nccl", or "bls" for the bounded-lag sharders.
         bound: iterations that ranks may be apart; above 0 there is no training.

@@ -15,6 +15,9 @@ ROW_WISE = "row_wise"
 TABLE_ROW_WISE = "table_row_wise"
 SHARDING_TYPES = (TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE)
 
+# TorchRec's word for tables in the memory of their rank's device.
+KERNEL = "fused"
+
 # A narrower column shard reads less than a cache line of a row.
 DEFAULT_MIN_COLUMNS = 16
 
@@ -34,6 +37,7 @@ class Table:
         weighted: whether ids come with weights.
         optimizer_bytes_per_row: bytes of optimizer state of a row, whatever its columns.
         optimizer_bytes_per_weight: bytes of optimizer state of one weight.
+        kernel: TorchRec's word for where the table lies and what reads it. Plans hand it on.
         sharding_types: sharding types that the sharder and the constraints allow.
         min_columns: least number of columns of a column-wise shard.
     """
@@ -48,6 +52,7 @@ class Table:
     weighted: bool = False
     optimizer_bytes_per_row: int = 0
     optimizer_bytes_per_weight: int = 0
+    kernel: str = KERNEL
     sharding_types: tuple[str, ...] = (TABLE_WISE, COLUMN_WISE, ROW_WISE)
     min_columns: int = DEFAULT_MIN_COLUMNS
 

@@ -42,9 +42,6 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
             be drawn uniformly, as many as pooling factors say.
         backend: backend of the exchanges, "gloo" or "bls".
         training: whether there is a backward.
-
-    Raises:
-        ProfileError: the costs are of another kind of machine than the topology.
     """
 
     def __init__(
@@ -57,8 +54,6 @@ class CalibratedShardEstimator(ShardEstimator):  # type: ignore[misc]
         backend: str = "gloo",
         training: bool = True,
     ) -> None:
-        if isinstance(costs, ProfiledCosts):
-            check_kind(costs.profile, topology.compute_device)
         self._topology = topology
         self._constraints = constraints or {}
         self._costs = costs
@@ -170,7 +165,13 @@ def calibrated_torchrec_planner(
     backend: str = "gloo",
     training: bool = True,
 ) -> EmbeddingShardingPlanner:
-    """Returns TorchRec's planner, with times of a `CalibratedShardEstimator`."""
+    """Returns TorchRec's planner, with times of a `CalibratedShardEstimator`.
+
+    Raises:
+        ProfileError: the costs are of another kind of machine than the topology.
+    """
+    if isinstance(costs, ProfiledCosts):
+        check_kind(costs.profile, topology.compute_device)
     calibrated = CalibratedShardEstimator(
         topology, constraints, costs=costs, reuse=reuse, backend=backend, training=training
     )

@@ -1,6 +1,7 @@
 """Converts plans of this package to TorchRec's plans, and back."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
@@ -16,6 +17,7 @@ from torchrec.distributed.types import (
 from ..problem import plan_file
 from ..problem.tables import (
     COLUMN_WISE,
+    KERNEL,
     SHARDING_TYPES,
     TABLE_ROW_WISE,
     PlacedShard,
@@ -23,7 +25,6 @@ from ..problem.tables import (
     Table,
     Workload,
 )
-from .tables import KERNEL
 
 # Sharding by columns within each host. Its predicted time is that of column-wise sharding.
 _AS_COLUMN_WISE = "table_column_wise"
@@ -52,7 +53,7 @@ def to_sharding_plan(
         module = modules.setdefault(placed.table.module, EmbeddingModuleShardingPlan())
         module[placed.table.name] = ParameterSharding(
             sharding_type=placed.sharding_type,
-            compute_kernel=KERNEL,
+            compute_kernel=placed.table.kernel,
             ranks=[shard.rank for shard in placed.shards],
             sharding_spec=EnumerableShardingSpec(shards),
             cache_params=asked.cache_params,
@@ -135,6 +136,8 @@ def load_plan(
     path: str | Path,
     topology: Topology,
     constraints: Mapping[str, ParameterConstraints] | None = None,
+    *,
+    kernel: str = KERNEL,
 ) -> ShardingPlan:
     """Returns the plan of a file, for DistributedModelParallel.
 
@@ -142,6 +145,7 @@ def load_plan(
         path: a file of `save_plan`, or of `torchrec-bls plan --save`.
         topology: the ranks and their hosts.
         constraints: see `to_sharding_plan`.
+        kernel: compute kernel of all tables, "fused_uvm" for outputs on GPUs.
 
     Raises:
         PlanFileError: the file is no such file, or the plan is for another number of ranks or of
@@ -151,4 +155,7 @@ def load_plan(
     saved = plan_file.read_plan(Path(path))
     ranks = topology.world_size
     saved.check_shape(ranks, min(topology.local_world_size, ranks), str(path))
-    return to_sharding_plan(saved.tables, topology, constraints)
+    tables = [
+        replace(placed, table=replace(placed.table, kernel=kernel)) for placed in saved.tables
+    ]
+    return to_sharding_plan(tables, topology, constraints)

@@ -33,7 +33,7 @@ from ..search.infeasible import InfeasiblePlanError
 from ..search.search import SearchResult, search
 from ..simulation.choose_plan import PlanChoice, choose_plan
 from .plan import to_sharding_plan
-from .tables import optimizers_of, workload_of
+from .tables import FOR_GPUS, optimizers_of, workload_of
 
 _TIERS = (
     ". Tables in host memory or on SSD (fused_uvm, fused_uvm_caching, key_value) are not planned: "
@@ -58,7 +58,8 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         constraints: the user's constraints by name of the table.
         costs: costs on the machine, e.g. ProfiledCosts(load_profile("profile.json")). With None the
             planner warns, and plans with a shipped profile, of a machine that is hardly this one.
-            GPUs need costs of your own: no profile is of any.
+            No profile is of GPUs. Tables in HBM need costs of your own. For tables in host memory
+            whose outputs are on GPUs, the planner takes a profile of CPUs, and warns.
         reuse: statistics by table ("module.table", or its name if only one table has it) or by
             feature, e.g. ReuseStatistics.from_batches(batches).
         backend: backend of the exchanges, "bls", "gloo" or "nccl". None: "bls" if there are
@@ -66,15 +67,12 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             own sharders over a process group "bls".
         bound: iterations that ranks may be apart; None: the bound of the bounded-lag sharders that
             `plan` gets, or 0 without any. Leave it out: another bound than theirs is refused.
-        training: whether there is a backward; None: at bound 0.
+        training: whether there is a backward; None: at bound 0, unless outputs of tables in host
+            memory are on GPUs.
         cores_per_host: number of cores that the ranks of a host share; None: each rank has its own.
         simulate: whether whole steps of the best plans found are simulated. Then the fastest one is
             taken if it is faster beyond doubt (docs/design/simulation.md). This needs a profile
             with host costs. It leaves out the model's dense layers, which are alike for all plans.
-
-    Raises:
-        ProfileError: the costs are of another kind of machine than the topology, or none were given
-            for GPUs.
     """
 
     def __init__(
@@ -101,8 +99,6 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         self._reservation = storage_reservation or _torchrecs_reservation()
         self._constraints = constraints
         self._costs: AdditiveCosts = costs or _costs_of_another_machine(self._topology)
-        if isinstance(self._costs, ProfiledCosts):
-            check_kind(self._costs.profile, self._topology.compute_device)
         self._reuse = reuse
         self._backend = backend
         self._bound = bound
@@ -114,23 +110,31 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """Returns the plan for `module`.
 
+        Tables in host memory whose outputs are on GPUs, as bounded-lag sharders have them, take of
+        the topology's DDR, and of no HBM.
+
         Raises:
             PlannerError: constraints contradict each other, or nothing fits into the memory; the
                 text names the binding constraint, and how much is missing.
-            ProfileError: steps are to be simulated, and the profile has no host costs for that.
+            ProfileError: steps are to be simulated, and the profile has no host costs for that; or
+                the costs are of another kind of machine than the topology, or none were given for
+                tables in HBM.
             ValueError: there is nothing to plan, sharders have several bounds or another one than
-                this planner, or the storage reservation is of another number of ranks.
+                this planner, the storage reservation is of another number of ranks, or tables in
+                host memory whose outputs are on GPUs are to be trained.
         """
         device = self._topology.compute_device
         hosts = -(-self._topology.world_size // self._topology.local_world_size)
         workload = workload_of(module, sharders, device, hosts, self._constraints, self._reuse)
-        job = self._job(module, sharders)
+        for_gpus = self._are_on_host_for_gpus(workload)
+        self._check_costs(for_gpus)
+        job = self._job(module, sharders, for_gpus)
         if job.training:
             self._compare_optimizers(optimizers_of(module, sharders))
         try:
             found = search(make_problem(workload, job, self._costs))
         except InfeasiblePlanError as error:
-            tiers = "" if device == "cpu" else _TIERS
+            tiers = _TIERS if job.memory_kind == "HBM" else ""
             raise PlannerError(f"{error}{tiers}", PlannerErrorType.INSUFFICIENT_STORAGE) from error
         except NoOptionError as error:
             raise PlannerError(str(error), PlannerErrorType.STRICT_CONSTRAINTS) from error
@@ -211,6 +215,32 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             )
         return choose_plan([each.plan for each in found], workload, job, self._costs, host)
 
+    def _are_on_host_for_gpus(self, workload: Workload) -> bool:
+        """Returns whether the tables are in host memory, and their outputs on GPUs."""
+        for_gpus = [table for table in workload.tables if table.kernel in FOR_GPUS]
+        others = [table for table in workload.tables if table.kernel not in FOR_GPUS]
+        if for_gpus and others:
+            raise PlannerError(
+                f"by their sharders, table '{for_gpus[0].path}' is in host memory for GPUs, "
+                f"and table '{others[0].path}' in HBM, but one plan is for one memory: plan "
+                "the modules one by one, or with TorchRec's EmbeddingShardingPlanner",
+                PlannerErrorType.STRICT_CONSTRAINTS,
+            )
+        return bool(for_gpus)
+
+    def _check_costs(self, for_gpus: bool) -> None:
+        if not isinstance(self._costs, ProfiledCosts):
+            return
+        if not for_gpus:
+            check_kind(self._costs.profile, self._topology.compute_device)
+            return
+        warnings.warn(
+            "outputs of tables in host memory will be on GPUs, and costs of that are not "
+            f"calibrated: {self._costs.profile} has those of lookups and exchanges on CPUs, by "
+            "which the shards are balanced. The plan's times are none of GPUs",
+            stacklevel=3,
+        )
+
     def _compare_optimizers(self, optimizers: Set[str]) -> None:
         """Warns if the costs were calibrated with another optimizer than the tables'."""
         if not isinstance(self._costs, ProfiledCosts):
@@ -228,7 +258,9 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
                 stacklevel=3,
             )
 
-    def _job(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> Job:
+    def _job(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], for_gpus: bool
+    ) -> Job:
         free = self._reservation.reserve(
             self._topology, self._batch_size, module, sharders, self._constraints
         )
@@ -240,25 +272,32 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
             )
         ddr = [max(device.storage.ddr, 0) for device in free.devices]
         on_cpu = self._topology.compute_device == "cpu"
+        in_ddr = on_cpu or for_gpus
         hbm = [max(device.storage.hbm, 0) for device in free.devices]
-        if not any(ddr if on_cpu else hbm):
+        if not any(ddr if in_ddr else hbm):
             raise PlannerError(
                 f"{reservation} reserves all memory of all ranks, and leaves none to tables: give "
                 "a smaller storage_reservation, or a topology with more memory",
                 PlannerErrorType.INSUFFICIENT_STORAGE,
             )
         bound = self._bound_of(sharders)
+        if for_gpus and self._training:
+            raise ValueError(
+                "training is True, but tables in host memory have outputs on GPUs for inference "
+                "only: leave training out, or shard for CPUs"
+            )
+        by_bound = bound == 0 and not for_gpus
         return Job(
             ranks=ranks,
             batch=self._batch_size,
-            memory_bytes=ddr if on_cpu else hbm,
+            memory_bytes=ddr if in_ddr else hbm,
             ranks_per_host=min(self._topology.local_world_size, self._topology.world_size),
-            backend=_backend_of(sharders, on_cpu) if self._backend is None else self._backend,
+            backend=_backend_of(sharders, in_ddr) if self._backend is None else self._backend,
             bound=bound,
-            training=bound == 0 if self._training is None else self._training,
-            host_memory_bytes=None if on_cpu else ddr,
+            training=by_bound if self._training is None else self._training,
+            host_memory_bytes=None if in_ddr else ddr,
             cores_per_host=self._cores_per_host,
-            memory_kind="DDR" if on_cpu else "HBM",
+            memory_kind="DDR" if in_ddr else "HBM",
         )
 
     def _bound_of(self, sharders: Sequence[ModuleSharder[nn.Module]]) -> int:
@@ -281,11 +320,11 @@ class BLSShardingPlanner(ShardingPlanner):  # type: ignore[misc]
         return self._bound
 
 
-def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]], on_cpu: bool) -> str:
+def _backend_of(sharders: Sequence[ModuleSharder[nn.Module]], in_ddr: bool) -> str:
     # An attribute decides, not the type: planning does not import the runtime.
     if "bls" in {getattr(sharder, "exchange_backend", None) for sharder in sharders}:
         return "bls"
-    return "gloo" if on_cpu else "nccl"
+    return "gloo" if in_ddr else "nccl"
 
 
 def _torchrecs_reservation() -> StorageReservation:
@@ -298,7 +337,8 @@ def _torchrecs_reservation() -> StorageReservation:
 def _costs_of_another_machine(topology: Topology) -> ProfiledCosts:
     name = shipped_profiles()[0]
     profile = load_profile(name)
-    check_kind(profile, topology.compute_device)
+    if topology.compute_device != "cpu":
+        return ProfiledCosts(profile)  # a plan refuses it, or warns of it
     warnings.warn(
         f"BLSShardingPlanner has no costs and plans with the profile {name!r} of another machine: "
         "run `torchrec-bls calibrate --out profile.json` on this one and pass "

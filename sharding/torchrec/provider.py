@@ -28,7 +28,7 @@ from ..costs.profiled import ProfiledCosts
 from .estimator import CalibratedShardEstimator
 from .planner import BLSShardingPlanner
 from .reporter import BLSPlanReporter, PlanReportSink
-from .tables import KERNEL, sharded_modules
+from .tables import sharded_modules
 
 # Fields of a PlannerConfig that do not configure the search of TorchRec's own planner.
 _HEEDED = {
@@ -190,7 +190,7 @@ class _ReportingPlanner(BLSShardingPlanner):
         assert self._last is not None
         workload, found, _ = self._last
         job = found.placement.problem.job
-        on_cpu = self._topology.compute_device == "cpu"
+        in_ddr = job.memory_kind == "DDR"
         estimator = CalibratedShardEstimator(
             self._topology,
             self._constraints,
@@ -207,7 +207,7 @@ class _ReportingPlanner(BLSShardingPlanner):
             shards = []
             for shard in placed.shards:
                 memory = table.weights_bytes(shard.rows, shard.columns)
-                storage = Storage(hbm=0 if on_cpu else memory, ddr=memory if on_cpu else 0)
+                storage = Storage(hbm=0 if in_ddr else memory, ddr=memory if in_ddr else 0)
                 size, offset = [shard.rows, shard.columns], [shard.row_offset, shard.column_offset]
                 shards.append(Shard(size=size, offset=offset, storage=storage, rank=shard.rank))
             option = ShardingOption(
@@ -218,7 +218,7 @@ class _ReportingPlanner(BLSShardingPlanner):
                 batch_size=self._batch_size,
                 sharding_type=placed.sharding_type,
                 partition_by=get_partition_by_type(placed.sharding_type),
-                compute_kernel=KERNEL,
+                compute_kernel=table.kernel,
                 shards=shards,
                 is_pooled=table.pooled,
             )

@@ -17,6 +17,7 @@ from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from ..cost_interface import TableReuse
 from ..problem.tables import (
     DEFAULT_MIN_COLUMNS,
+    KERNEL,
     SHARDING_TYPES,
     TABLE_ROW_WISE,
     Table,
@@ -39,7 +40,8 @@ _OPTIMIZER_BYTES = {
 }
 _UNKNOWN_OPTIMIZER_BYTES = (0, 8)
 
-KERNEL = EmbeddingComputeKernel.FUSED.value
+# TorchRec's words for tables in host memory whose outputs are on a GPU.
+FOR_GPUS = {EmbeddingComputeKernel.FUSED_UVM.value, EmbeddingComputeKernel.QUANT_UVM.value}
 # TorchRec's default for a user who sets no pooling factor.
 _UNSET_POOLING = [1.0]
 
@@ -109,6 +111,18 @@ def sharded_modules(
             waiting.extend((f"{path}{dot}{name}", inner) for name, inner in child.named_children())
 
 
+def _kernel(sharder: Any, compute_device: str) -> str:
+    """Returns the compute kernel of a sharder's tables: one of FOR_GPUS if it offers no other,
+    and else KERNEL."""
+    offered = {
+        kernel
+        for sharding_type in sharder.sharding_types(compute_device)
+        if sharding_type in SHARDING_TYPES
+        for kernel in sharder.compute_kernels(sharding_type, compute_device)
+    }
+    return offered.pop() if len(offered) == 1 and offered <= FOR_GPUS else KERNEL
+
+
 def _config(path: str, module: Any, name: str) -> Any:
     if hasattr(module, "embedding_bag_configs"):
         configs = module.embedding_bag_configs()
@@ -148,6 +162,7 @@ def _table(
     per_row, per_weight = _OPTIMIZER_BYTES.get(
         optimizer_of(sharder, parameter), _UNKNOWN_OPTIMIZER_BYTES
     )
+    kernel = _kernel(sharder, compute_device)
     return Table(
         name=name,
         rows=rows,
@@ -159,32 +174,38 @@ def _table(
         weighted=bool(pooled and module.is_weighted()),
         optimizer_bytes_per_row=per_row,
         optimizer_bytes_per_weight=per_weight,
-        sharding_types=_types(name, sharder, asked, compute_device, hosts),
+        kernel=kernel,
+        sharding_types=_types(name, sharder, asked, kernel, compute_device, hosts),
         min_columns=asked.min_partition or DEFAULT_MIN_COLUMNS,
     )
 
 
 def _types(
-    name: str, sharder: Any, asked: ParameterConstraints, compute_device: str, hosts: int
+    name: str,
+    sharder: Any,
+    asked: ParameterConstraints,
+    kernel: str,
+    compute_device: str,
+    hosts: int,
 ) -> tuple[str, ...]:
-    """Returns the sharding types that a table can have, with the fused kernel."""
-    if asked.compute_kernels and KERNEL not in asked.compute_kernels:
+    """Returns the sharding types that a table can have with the kernel."""
+    if asked.compute_kernels and kernel not in asked.compute_kernels:
         raise _contradiction(
             f"table '{name}': constraints ask for the kernels {asked.compute_kernels}, the planner "
-            f"has the costs of '{KERNEL}' only. Add it to compute_kernels, or plan with TorchRec's "
+            f"has the costs of '{kernel}' only. Add it to compute_kernels, or plan with TorchRec's "
             "EmbeddingShardingPlanner"
         )
     if asked.key_value_params is not None:
         raise _contradiction(
             f"table '{name}': constraints have key_value_params, for tables on SSD, and the "
-            f"planner has the costs of '{KERNEL}' only. Leave them out, or plan with TorchRec's "
+            f"planner has the costs of '{kernel}' only. Leave them out, or plan with TorchRec's "
             "EmbeddingShardingPlanner"
         )
     offered = [
         sharding_type
         for sharding_type in sharder.sharding_types(compute_device)
         if sharding_type in SHARDING_TYPES
-        and KERNEL in sharder.compute_kernels(sharding_type, compute_device)
+        and kernel in sharder.compute_kernels(sharding_type, compute_device)
     ]
     types = [t for t in offered if not asked.sharding_types or t in asked.sharding_types]
     if not types:

@@ -140,7 +140,7 @@ def test_stages_that_cannot_be(table: dict[str, Any], said: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 2}, "has version 2, and this package reads 1: see docs"),
+        ({"version": 2}, "has version 2, and this package reads 1: write it by `torchrec-bls"),
         ({"version": "no"}, "has version None, and this package reads 1"),
         ({"tables": []}, "tables: expected object"),
         ({"tables": {}}, "names no tables"),

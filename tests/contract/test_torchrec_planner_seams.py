@@ -25,7 +25,7 @@ from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from tests.processes import run
 from tests.sharding.additive_costs import AdditiveTestCosts
 from tests.sharding.synthetic import small_profile
-from torchrec_bls import BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
+from torchrec_bls import BLSConfig, BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder
 
 SEAMS = find_spec("torchrec.distributed.planner.provider") is not None
 if SEAMS:
@@ -46,6 +46,7 @@ with_seams = pytest.mark.skipif(not SEAMS, reason="this torchrec has no PlannerP
 
 SHARDERS = [BLSEmbeddingBagCollectionSharder(), BLSEmbeddingCollectionSharder()]
 ROWS = (4000, 70, 100, 13000)
+WEIGHTS = sum(2 * 4 * 32 * rows for rows in ROWS)  # bytes, and the optimizer's state on top
 BATCH = 64
 REQUEST: dict[str, Any] = {
     "sharders": SHARDERS,
@@ -143,9 +144,19 @@ def test_the_plan_through_the_provider_is_the_planners(tmp_path: Path) -> None:
     ]
     assert sorted(shards) == sorted(planned)
     assert all(option.total_perf > 0 for option in result.sharding_options)
-    weights = sum(2 * 4 * 32 * rows for rows in ROWS)  # the optimizer's state comes on top
-    assert sum(option.total_ddr_bytes for option in result.sharding_options) >= weights
-    assert result.estimated_max_ddr_bytes >= weights / 2
+    assert sum(option.total_ddr_bytes for option in result.sharding_options) >= WEIGHTS
+    assert result.estimated_max_ddr_bytes >= WEIGHTS / 2
+    assert result.estimated_max_hbm_bytes == 0
+
+
+@with_seams
+def test_tables_that_gpus_read_are_in_host_memory() -> None:
+    direct = [type(each)(config=BLSConfig(lookup="direct")) for each in SHARDERS]
+    by_cpus = BLSPlannerProvider(costs=ProfiledCosts(small_profile()))
+    with pytest.warns(UserWarning, match="costs of that are not calibrated"):
+        result, _ = execute(by_cpus, sharders=direct, compute_device="cuda")
+    assert {option.compute_kernel for option in result.sharding_options} == {"fused_uvm"}
+    assert sum(option.total_ddr_bytes for option in result.sharding_options) >= WEIGHTS
     assert result.estimated_max_hbm_bytes == 0
 
 

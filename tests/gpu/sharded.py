@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec_bls.sharding import BLSShardingPlanner
 
 from tests.direct import served
 from tests.distributed import models
@@ -440,31 +440,56 @@ def failing_registrations() -> None:
         run(2, fail_to_register, failing, deadline=120)
 
 
-def plan_by_torchrec(rank: int, config: BLSConfig) -> None:
+def by_name(output: Any) -> dict[str, torch.Tensor]:
+    """Returns the output of a module, whatever order its tables have."""
+    if isinstance(output, dict):
+        return {name: ids.values() for name, ids in output.items()}
+    named: dict[str, torch.Tensor] = output.to_dict()
+    return named
+
+
+def shard_by_a_plan(planner: Any, model: Any, sharder: Any, kernel: str, batch: Any) -> None:
     gpu = gpu_here()
-    sharder = models.EBC.bls_sharder(config)
-    model: nn.Module = models.SparseOnly(models.EBC.module())
-    topology = Topology(world_size=2, compute_device="cuda", local_world_size=2)
-    # It would plan replicas of tables as small as these.
+    # TorchRec would plan replicas of tables as small as these.
     types = ParameterConstraints(sharding_types=["table_wise", "row_wise"])
-    planner = EmbeddingShardingPlanner(
-        topology=topology,
-        constraints=None if config.lookup == "direct" else {f"t{i}": types for i in range(5)},
-    )
-    plan = planner.collective_plan(model, [sharder], dist.group.WORLD)
+    plan = planner(
+        topology=Topology(world_size=2, compute_device="cuda", local_world_size=2),
+        constraints=dict.fromkeys(sharder.shardable_parameters(model.embeddings), types),
+    ).collective_plan(model, [sharder], dist.group.WORLD)
     planned = plan.get_plan_for_module("embeddings")
-    assert {each.compute_kernel for each in planned.values()} == {"fused_uvm"}
-    made = models.shard_model(model, {"embeddings": planned}, [sharder], GPU)
-    batch = models.make_ids(models.EBC, rank, 4)
+    assert {each.compute_kernel for each in planned.values()} == {kernel}
+    unsharded = copy.deepcopy(model)
+    made = DistributedModelParallel(
+        model, device=GPU, plan=plan, sharders=[sharder], init_data_parallel=False
+    )
     with torch.no_grad():
-        expected = model(models.Batch(batch)).to_dict()
-        found = models.arrived(made(models.Batch(batch))).to_dict()
-    torch.testing.assert_close(beside(found, gpu), expected)
+        expected = unsharded(models.Batch(batch))
+        found = models.arrived(made(models.Batch(batch)))
+    torch.testing.assert_close(beside(by_name(found), gpu), by_name(expected))
+
+
+def plan_floats(rank: int, planner: Any, kind: models.Kind, config: BLSConfig) -> None:
+    model = models.SparseOnly(kind.module())
+    batch = models.make_ids(kind, rank, 4)
+    shard_by_a_plan(planner, model, kind.bls_sharder(config), "fused_uvm", batch)
+
+
+def plan_stored_rows(rank: int, kind: str) -> None:
+    model = quant_models.model_of(kind, ["int8", "int4", "int8", "int4"])
+    sharder, batch = quant_models.sharder_of(kind, DIRECT), quant_models.make_ids(kind, rank, 4)
+    shard_by_a_plan(BLSShardingPlanner, model, sharder, "quant_uvm", batch)
 
 
 def plans_of_torchrec() -> None:
     for config in (DIRECT, EXCHANGE):
-        run(2, plan_by_torchrec, config, deadline=300)
+        run(2, plan_floats, EmbeddingShardingPlanner, models.EBC, config, deadline=300)
+
+
+def plans_of_ours() -> None:
+    for kind, config in ((models.EBC, DIRECT), (models.EC, DIRECT), (models.EBC, EXCHANGE)):
+        run(2, plan_floats, BLSShardingPlanner, kind, config, deadline=300)
+    for stored in ("ebc", "ec"):
+        run(2, plan_stored_rows, stored, deadline=300)
 
 
 CHECKS = {
@@ -480,6 +505,7 @@ CHECKS = {
         a_dead_owner,
         failing_registrations,
         plans_of_torchrec,
+        plans_of_ours,
         staged,
         staged_stored_rows,
         copies,

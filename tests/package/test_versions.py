@@ -125,16 +125,16 @@ CASES: dict[str, tuple[Callable[[str], str], list[str], str]] = {
         "pip install --no-deps 'torchrec==1.9.2'",
     ),
     "older than the oldest": (
-        environment("2.11.0", "1.6.0", "1.6.0"),
-        ["torch 2.12.1 is the oldest that is supported."],
+        environment("2.10.0", "1.5.0", "1.5.0"),
+        ["torch 2.11.0 is the oldest that is supported."],
         "pip uninstall -y fbgemm-gpu-cpu && pip install 'torch==2.13.0' 'fbgemm-gpu-cpu==1.8.0' && "
         "pip install --no-deps 'torchrec==1.8.0'",
     ),
     "old torch, tested others": (
-        environment("2.11.0", "1.9.0", "1.9.2"),
+        environment("2.10.0", "1.9.0", "1.9.2"),
         [
-            "torch 2.12.1 is the oldest that is supported.",
-            "torch 2.11.0 and fbgemm-gpu-cpu 1.9.0 are not a pair",
+            "torch 2.11.0 is the oldest that is supported.",
+            "torch 2.10.0 and fbgemm-gpu-cpu 1.9.0 are not a pair",
         ],
         "pip install 'torch==2.14.1'",
     ),
@@ -248,15 +248,15 @@ def test_torch_alone_is_enough_for_the_first_check(installed: Callable[[str], st
 
 def test_another_torch_is_refused_by_the_first_check() -> None:
     with pytest.raises(VersionError) as raised:
-        check_torch(lookup({"torch": "2.11.0"}))
+        check_torch(lookup({"torch": "2.10.0"}))
     assert str(raised.value) == (
-        "torchrec_bls found torch 2.11.0; it needs torch 2.12.1 to 2.14.1.\n"
+        "torchrec_bls found torch 2.10.0; it needs torch 2.11.0 to 2.14.1.\n"
         "Mend it with: pip install 'torch==2.13.0'"
     )
     with pytest.raises(VersionError, match="found torch not installed; it needs torch 2"):
         check_torch(lookup({}))
-    with pytest.raises(VersionError, match=r"torch 2\.11\.0 and fbgemm-gpu-cpu 1\.8\.0 are"):
-        check_torch(environment("2.11.0", "1.8.0", "1.8.0"))
+    with pytest.raises(VersionError, match=r"torch 2\.10\.0 and fbgemm-gpu-cpu 1\.8\.0 are"):
+        check_torch(environment("2.10.0", "1.8.0", "1.8.0"))
 
 
 def test_a_newer_torch_alone_is_warned_of() -> None:
@@ -319,10 +319,10 @@ def test_trios_can_be_printed_without_any_package() -> None:
     assert printed()[:2] == ["torch==2.13.0", "fbgemm-gpu-cpu==1.8.0"]
     assert printed("2.14") == ["torch==2.14.1", "fbgemm-gpu-cpu==1.9.0", *BESIDE_TORCHREC]
     assert printed("2.14", "--torchrec") == ["torchrec==1.9.2"]
-    wrong = [sys.executable, _trios.__file__, "2.11"]
+    wrong = [sys.executable, _trios.__file__, "2.10"]
     process = subprocess.run(wrong, capture_output=True, text=True)
     assert process.returncode == 2
-    assert "there is no trio '2.11', but 2.12, 2.13, 2.14" in process.stderr
+    assert "there is no trio '2.10', but 2.11, 2.12, 2.13, 2.14" in process.stderr
 
 
 def table() -> str:

@@ -22,7 +22,7 @@ from torchrec_bls.records import AboveZero, Format, Positive, Record
 
 VERSION = 1
 AUTO = "auto"
-_CURE = "see docs/design/bounded-codec.md for what it holds"
+_CURE = "write it by `torchrec-bls analyse-tables`, or give CodecConfig the bounds themselves"
 
 
 def read_bounds(

@@ -56,7 +56,9 @@ class PooledDists(TorchRecDists):
 
     def _plan_routes(self, keys: list[str]) -> list[Route] | None:
         module = self.module
-        if module._has_mean_pooling_callback or module._enabled_feature_score_auto_collection:
+        # TorchRec 1.6 has no such scores of pooled features.
+        collects_scores = getattr(module, "_enabled_feature_score_auto_collection", False)
+        if module._has_mean_pooling_callback or collects_scores:
             return None  # TorchRec's input_dist computes more than the exchange
         shardings = zip(module._sharding_types, module._embedding_shardings, strict=True)
         return plan_routes(keys, shardings, module._input_dists)

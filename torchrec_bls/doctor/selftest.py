@@ -15,8 +15,8 @@ TRANSPORTS = ("shm", "verbs", "tcp")
 
 _RANKS = 2
 _CURE = (
-    "The error's text says what to do, and docs/design/failures.md says more. If torch was still "
-    "being imported, try again when the machine is less busy"
+    "The error's text says what to do, and the documentation's page 'Failures' says more. If torch "
+    "was still being imported, try again when the machine is less busy"
 )
 _CURE_OF_TCP = (
     "GLOO_SOCKET_IFNAME has to name an interface that `ip address` lists with an address; unset, "

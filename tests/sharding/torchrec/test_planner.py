@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from torchrec_bls.sharding.costs.profiled import ProfiledCosts
 from torchrec_bls.sharding.problem.tables import UniformReuse
 from torchrec_bls.sharding.reuse.statistics import ReuseStatistics
 from torchrec_bls.sharding.torchrec.estimator import calibrated_torchrec_planner
-from torchrec_bls.sharding.torchrec.plan import from_sharding_plan
+from torchrec_bls.sharding.torchrec.plan import from_sharding_plan, load_plan, save_plan
 from torchrec_bls.sharding.torchrec.planner import BLSShardingPlanner
 from torchrec_bls.sharding.torchrec.tables import workload_of
 
@@ -420,12 +421,14 @@ def test_a_profile_of_another_kind_of_machine_is_refused() -> None:
     gpus = Topology(world_size=2, compute_device="cuda", local_world_size=2)
     costs = ProfiledCosts(small_profile())
     message = "profile by hand is of a machine of kind 'cpu', and the plan is for 'cuda': plan for"
+    reuse = {"t0": UniformReuse(100, 3.0)}
+    theirs = [EmbeddingBagCollectionSharder()]
     with pytest.raises(ProfileError, match=message):
-        planner(topology=gpus, costs=costs)
+        planner(topology=gpus, costs=costs, reuse=reuse).plan(bags([100]), theirs)
     with pytest.raises(ProfileError, match=message):
         calibrated_torchrec_planner(gpus, 64, costs=costs)
     with pytest.raises(ProfileError, match=r"the plan is for 'cuda'.*AdditiveCosts"):
-        BLSShardingPlanner(gpus, 64)
+        BLSShardingPlanner(gpus, 64, reuse=reuse).plan(bags([100]), theirs)
 
 
 def test_gpus_are_planned_in_hbm_by_costs_of_ones_own() -> None:
@@ -436,6 +439,82 @@ def test_gpus_are_planned_in_hbm_by_costs_of_ones_own() -> None:
     large = planner(topology=gpus, reuse={"t0": UniformReuse(10_000_000, 1.0)})
     with pytest.raises(PlannerError, match=r"HBM.*short by.*fused_uvm_caching.*are not planned"):
         large.plan(bags([10_000_000]), [EmbeddingBagCollectionSharder()])
+
+
+def gpus_of_one_host(ddr: int, hbm: int = MIB) -> Topology:
+    return Topology(
+        world_size=2, compute_device="cuda", local_world_size=2, hbm_cap=hbm, ddr_cap=ddr
+    )
+
+
+DIRECT = [
+    kind(config=BLSConfig(lookup="direct"))
+    for kind in (BLSEmbeddingBagCollectionSharder, BLSEmbeddingCollectionSharder)
+]
+
+
+def test_tables_that_gpus_read_are_planned_in_host_memory_as_on_cpus() -> None:
+    # 8 MiB of weights each, so that each rank has room for one of them, and no GPU for any.
+    reuse = {name: UniformReuse(65536, 3.0) for name in ("t0", "t1")}
+    module = bags([65536, 65536])
+    by_gpus = planner(topology=gpus_of_one_host(ddr=12 * MIB), reuse=reuse)
+    plan = by_gpus.plan(module, DIRECT)
+    by_cpus = planner(topology=topology(ddr=12 * MIB), reuse=reuse, training=False)
+    expected = by_cpus.plan(module, DIRECT)
+    for name, parameter in dict(plan.plan[""]).items():
+        theirs = dict(expected.plan[""])[name]
+        assert (parameter.compute_kernel, theirs.compute_kernel) == ("fused_uvm", "fused")
+        assert parameter.sharding_type == theirs.sharding_type
+        assert parameter.ranks == theirs.ranks
+        # Each row of a table is in one shard: a host has one copy.
+        shards = parameter.sharding_spec.shards
+        assert sum(shard.shard_sizes[0] * shard.shard_sizes[1] for shard in shards) == 65536 * 32
+        assert {shard.placement.device().type for shard in shards} == {"cuda"}
+    job = by_gpus.report().as_json()["job"]
+    # The ids of a batch are beside tables on CPUs, and on GPUs otherwise.
+    assert job == {**by_cpus.report().as_json()["job"], "memory_bytes": [12 * MIB] * 2}
+    small = planner(topology=gpus_of_one_host(ddr=7 * MIB, hbm=1 << 34), reuse=reuse)
+    with pytest.raises(PlannerError, match=r"no plan fits: DDR of all ranks .*short by") as caught:
+        small.plan(module, DIRECT)
+    assert "fused_uvm" not in str(caught.value)
+
+
+def test_times_of_reads_by_gpus_are_warned_of_once() -> None:
+    for costs, name in ((ProfiledCosts(small_profile()), "by hand"), (None, "epyc-milan")):
+        with pytest.warns(UserWarning, match="costs of that are not calibrated") as caught:
+            ours = BLSShardingPlanner(
+                gpus_of_one_host(ddr=1 << 30), 64, costs=costs, reuse={"t0": UniformReuse(100)}
+            )
+            ours.plan(bags([100]), DIRECT)
+        (text,) = [str(each.message) for each in caught if each.category is UserWarning]
+        assert f"profile {name}" in text
+
+
+def test_gpus_that_read_tables_do_not_train_them() -> None:
+    ours = planner(topology=gpus_of_one_host(ddr=1 << 30), training=True)
+    with (
+        pytest.warns(UserWarning, match="no reuse statistics"),
+        pytest.raises(ValueError, match=r"training is True, but .* inference only"),
+    ):
+        ours.plan(bags([100]), DIRECT)
+
+
+def test_tables_in_two_memories_are_two_plans() -> None:
+    (theirs,) = [each for each in get_default_sharders() if each.module_type == EmbeddingCollection]
+    ours = planner(topology=gpus_of_one_host(ddr=1 << 30, hbm=1 << 30))
+    with (
+        pytest.warns(UserWarning, match="no reuse statistics"),
+        pytest.raises(PlannerError, match=r"'bags\.b0' is in host memory.*'rows\.e0' in HBM"),
+    ):
+        ours.plan(Model(), [DIRECT[0], theirs])
+
+
+def test_a_saved_plan_is_loaded_for_gpus_by_the_kernel(tmp_path: Path) -> None:
+    gpus = gpus_of_one_host(ddr=1 << 30)
+    plan = planner(topology=gpus, reuse={"t0": UniformReuse(100)}).plan(bags([100]), DIRECT)
+    save_plan(plan, tmp_path / "plan.json", world_size=2)
+    assert load_plan(tmp_path / "plan.json", gpus, kernel="fused_uvm") == plan
+    assert load_plan(tmp_path / "plan.json", gpus) != plan
 
 
 def warnings_of_optimizers(optimizer: str, **others: object) -> list[str]:

@@ -130,7 +130,8 @@ def _why_not(config: Any, sharded: ShardedTables, gpu: Gpu | None) -> str:
         return f"tables are of several types, {sorted(each.name for each in types)}"
     if module.post_lookup_tracker_fn is not None or module.post_odist_tracker_fn is not None:
         return "a tracker follows the lookups, which direct reads pass by"
-    if module._enabled_feature_score_auto_collection:
+    # TorchRec 1.6 has no such scores of pooled features.
+    if getattr(module, "_enabled_feature_score_auto_collection", False):
         return "scores of features are collected in the input dist, which direct reads pass by"
     if not sharded.only_read:
         return (

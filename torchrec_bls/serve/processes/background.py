@@ -9,6 +9,7 @@ _NICE = 10
 
 
 def give_way() -> None:
-    """Lowers the priority of the calling thread, for ever: who takes it back needs a privilege.
-    Processes and threads that it begins inherit that."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    """Lowers the priority of the calling thread, if it isn't as low, for ever: who takes it back
+    needs a privilege. Processes and threads that it begins inherit that."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), _NICE))

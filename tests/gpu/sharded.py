@@ -24,6 +24,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec.streamable import Multistreamable
 from torchrec_bls.sharding import BLSShardingPlanner
 
 from tests.direct import served
@@ -173,7 +174,8 @@ def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match="id 1000000 at position 3 of feature 'f0'"):
         outputs(model, bad)
     models.assert_same_bits(outputs(model, good)[0], expected)
-    with pytest.raises(ValueError, match="autograd is on"):
+    message = r"autograd is on.*and device=torch.device\('cpu'\) to train"
+    with pytest.raises(ValueError, match=message):
         model(models.Batch(good))
     kind = models.EBC
     sharder = kind.bls_sharder(DIRECT)
@@ -325,6 +327,11 @@ def pipeline(rank: int) -> None:
             ctx.record_stream(stream)
             output = copied(module.compute_and_output_dist(ctx, ids), gpu)
             models.assert_same_bits(output, expected[0])
+        by_gpu = sharded(kind, "row_wise", GPU).module.embeddings
+        with torch.no_grad():
+            unsent = by_gpu.input_dist(by_gpu.create_context(), batches[0]).wait().wait()
+            assert isinstance(unsent, Multistreamable)
+            unsent.record_stream(stream)
         found = BoundedLagPipeline(model)
         source = iter(models.Batch(batch) for batch in batches)
         for theirs in expected:

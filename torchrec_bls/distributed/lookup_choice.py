@@ -34,9 +34,10 @@ def chosen_lookup(dists: TorchRecDists, state: ModuleState) -> Lookup:
             state.agreement.forget()
             raise
         if reads is not None:
+            device = "" if state.gpu is None else " and device=torch.device('cpu')"
             no_gradients = (
                 f"{state.where}: autograd is on, but tables that are read directly do not change: "
-                'use torch.no_grad(), or shard with lookup="exchange" to train'
+                f'use torch.no_grad(), or shard with lookup="exchange"{device} to train'
             )
             return DirectLookup(reads, state.input_check, no_gradients)
     if state.gpu is not None:

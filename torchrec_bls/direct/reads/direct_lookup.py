@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Multistreamable
 
 from torchrec_bls.direct.reads.direct_reads import AnyReads
 from torchrec_bls.distributed.exchanges.awaitable import ExchangeAwaitable
@@ -14,7 +15,7 @@ from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
 from torchrec_bls.distributed.lookup import Lookup
 
 
-class UnsentBatch(ExchangeAwaitable[Any]):
+class UnsentBatch(ExchangeAwaitable[Any], Multistreamable):  # type: ignore[misc]
     """The two waits of an input dist that sends nothing: the batch stays where it is.
 
     Attributes:
@@ -35,6 +36,12 @@ class UnsentBatch(ExchangeAwaitable[Any]):
 
     def _wait_impl(self) -> "UnsentBatch":
         return self
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the batch's memory for a stream, as TorchRec's pipelines ask for on a GPU. A batch
+        of the host is none of a stream's."""
+        if self.batch.is_on_gpu:
+            self.batch.features.record_stream(stream)
 
 
 class DirectLookup(Lookup):

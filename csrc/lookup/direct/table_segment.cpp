@@ -164,8 +164,9 @@ TableSegment TableSegment::create(const TableLabel& label, const NextPart& next,
   if (kind == Kind::kRefreshed) {
     writable = std::make_unique<WritablePages>(memory.file.get(), memory.bytes, "tables to refresh",
                                                WritablePages::Children::kHaveNone);
-    // Rows that are scattered would wait for a page each.
-    populate_table_pages(writable->data(), memory.bytes, kTablePage);
+    // Rows that are scattered would wait for a page each. Before the first part there is no memory.
+    const size_t begin = first / kTablePage * kTablePage;
+    populate_table_pages(writable->data() + begin, memory.bytes - begin, kTablePage);
   }
   seal_memory_file(memory.file.get(), writable ? Seal::kLaterWriters : Seal::kContents, why);
   TableSegment made(std::move(memory.file), label);

@@ -220,15 +220,17 @@ TEST_CASE("a segment whose parts begin within a page of 2 MiB has no memory befo
   constexpr size_t kFirst = kHugePage + 5 * 4096;
   for (const size_t bytes : {size_t{4096}, kHugePage - 5 * 4096, 2 * kHugePage, 3 * kHugePage}) {
     for (const HugePages pages : {HugePages::kNo, HugePages::kTransparent}) {
-      bool made = false;
-      const NextPart next = [&]() -> std::optional<TablePart> {
-        if (std::exchange(made, true)) return std::nullopt;
-        return TablePart{data, bytes, kFirst};
-      };
-      const TableSegment segment =
-          TableSegment::create(kPagesLabel, next, kFirst + bytes, pages, kFirst);
-      CHECK(std::memcmp(segment.data() + kFirst, data, bytes) == 0);
-      CHECK(bytes_taken(segment) == bytes + 4096);
+      for (const auto kind : {TableSegment::Kind::kConstant, TableSegment::Kind::kRefreshed}) {
+        bool made = false;
+        const NextPart next = [&]() -> std::optional<TablePart> {
+          if (std::exchange(made, true)) return std::nullopt;
+          return TablePart{data, bytes, kFirst};
+        };
+        const TableSegment segment =
+            TableSegment::create(kPagesLabel, next, kFirst + bytes, pages, kFirst, kind);
+        CHECK(std::memcmp(segment.data() + kFirst, data, bytes) == 0);
+        CHECK(bytes_taken(segment) == bytes + 4096);
+      }
     }
   }
 }

@@ -248,6 +248,7 @@ for when, end in sorted(lifetime._ends, key=lambda each: each[0].value):
     assert process.stdout.splitlines() == [
         "OFFERS direct.offers.offer",
         "FOLLOWERS direct.gpu.registration",
+        "FOLLOWERS direct.gpu.under_way",
         "FOLLOWERS direct.serving.follower",
         "FOLLOWERS direct.serving.side_pins",
         "CHANNELS collective.channel",

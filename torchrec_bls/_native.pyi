@@ -286,7 +286,6 @@ class TableSegment:
 
 class PrivatePages:
     def __init__(self, segment: TableSegment) -> None: ...
-    def __buffer__(self, flags: int) -> memoryview: ...
 
 class TableWindow:
     def __init__(

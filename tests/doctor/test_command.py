@@ -60,7 +60,7 @@ def test_doctor_examines_and_tries_this_host() -> None:
 
 
 def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> None:
-    path = hide_behind(tmp_path, "torch", "2.11.0")
+    path = hide_behind(tmp_path, "torch", "2.10.0")
     imported = subprocess.run(
         [sys.executable, "-c", "import torchrec_bls"],
         env=os.environ | {"PYTHONPATH": path},
@@ -72,7 +72,7 @@ def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> No
     process = run("doctor", PYTHONPATH=path)
     assert process.returncode == 1
     text = re.sub(r"\s+", " ", process.stdout)
-    assert "problem packages torchrec_bls found torch 2.11.0, fbgemm-gpu-cpu 1.8.0" in text
+    assert "problem packages torchrec_bls found torch 2.10.0, fbgemm-gpu-cpu 1.8.0" in text
     assert "it needs torch 2.13.0, fbgemm-gpu-cpu (or fbgemm-gpu) 1.8.0" in text
     assert "-> pip install 'torch==2.13.0'" in text
     assert "not tried: the packages don't fit together" in text
@@ -80,7 +80,7 @@ def test_a_broken_trio_is_told_although_the_package_raises(tmp_path: Path) -> No
     assert "Traceback" not in process.stderr
     process = run("calibrate", "--out", str(tmp_path / "profile.json"), PYTHONPATH=path)
     assert process.returncode == 1
-    assert process.stderr.startswith("torchrec-bls calibrate: torchrec_bls found torch 2.11.0")
+    assert process.stderr.startswith("torchrec-bls calibrate: torchrec_bls found torch 2.10.0")
     assert "Traceback" not in process.stderr
 
 

@@ -163,7 +163,9 @@ def expected(
 
 
 def _hold() -> None:
-    folder = Path(os.environ.get(HOLD, "/nonexistent"))
+    if HOLD not in os.environ:  # most have no descriptor to spare
+        return
+    folder = Path(os.environ[HOLD])
     is_keeper = Path("/proc/self/comm").read_text() == "bls keeper\n"
     file = folder / (KEEPER if is_keeper else SERVICE)
     if file.exists():

@@ -119,7 +119,7 @@ def dense_weights(segment: _native.TableSegment, tables_end: int) -> dict[str, A
     """
     if segment.size == tables_end:
         return None
-    pages = memoryview(_native.PrivatePages(segment))
+    pages = memoryview(_native.PrivatePages(segment))  # type: ignore[arg-type]
     begin, size = behind(tables_end), segment.size
     if begin + _HEAD.size > size:
         raise ValueError("too short for dense weights")

@@ -126,7 +126,7 @@ def read_index(index: _native.TableSegment, label: Label) -> tuple[IndexRecord, 
     begin = _native.FIRST_TABLE_OFFSET + _HEAD.size
     if index.size >= begin:
         # Not by tensors: each reader of each version does this, between two of its forwards.
-        pages = memoryview(_native.PrivatePages(index))
+        pages = memoryview(_native.PrivatePages(index))  # type: ignore[arg-type]
         magic, length = _HEAD.unpack_from(pages, begin - _HEAD.size)
         if magic == _MAGIC and length <= index.size - begin:
             text = bytes(pages[begin : begin + length])

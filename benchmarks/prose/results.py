@@ -78,13 +78,16 @@ def overlap(records: Records) -> Sentences:
     )
     over, cell, name = max(replaced, key=lambda each: each[0][1])
     ms = {each: cell["ms"][each]["median"] for each in ("plan", name)}
+    where = f"at {cell['gbit']:g} Gbit/s" if cell["gbit"] else f"on one host over {cell['backend']}"
     yield (
-        f"{cell['model']} of {cell['ranks']} ranks at {cell['gbit']:g} Gbit/s, {ms['plan']:.2f} "
-        f"against {ms[name]:.2f} ms by DDP's default"
+        f"{cell['model']} of {cell['ranks']} ranks {where}, {ms['plan']:.2f} against "
+        f"{ms[name]:.2f} ms by DDP's default"
     )
     above = sum(each[0][2] > 1.02 for each in replaced)
     alone = "this one alone" if above == 1 else f"{above} of them"
     yield f"ends above 1.02, which is {alone}, at {over[2]:.3f}"
+    here = [each for each in replaced if not each[1]["gbit"]]
+    yield f"{NUMBERS[len(here)]} defaults are replaced there"
     late = [100 * (1 - each["over"]["early"][1]) for each in records["late_wait"]["results"]]
     yield f"It saves {range_of(late, '.0f')} % of a backward here"
 

@@ -36,7 +36,8 @@ def read_rows(gpu: Gpu) -> None:
     strip = Strip(0, 0, _COLUMNS, _COLUMNS * table.itemsize, _ROWS, _ROWS, False, [0])
     reader = GpuReader(gpu, tables, [[strip]], 32)
     ids = torch.arange(_ROWS - 1, -1, -1)
-    out = torch.empty_like(table, device=gpu.device)
+    # No number of the table: memory that an earlier try has left would have them all.
+    out = torch.full_like(table, -1.0, device=gpu.device)
     begins = gpu.copy_of(torch.tensor([0, _ROWS]))
     bad = reader.copy_rows(tables, gpu.copy_of(ids), begins, out).bad_id()
     if bad is not None or not torch.equal(out.cpu(), table[ids]):

@@ -138,6 +138,9 @@ def values_of(model: Any, features: KeyedJaggedTensor) -> torch.Tensor:
     """The output of a model, [samples, columns], in the order of the tables."""
     pooled = model(features)
     pooled = pooled.wait() if hasattr(pooled, "wait") else pooled
+    if list(pooled.keys()) == FEATURES:  # as FBGEMM's are, which need no copy
+        values: torch.Tensor = pooled.values()
+        return values
     return torch.cat([pooled[feature] for feature in FEATURES], dim=1)
 
 

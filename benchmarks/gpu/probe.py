@@ -51,10 +51,7 @@ def _fitting(size: int, most: int) -> int:
 class Probe(Steps):
     """The steps in the order of their importance."""
 
-    def __init__(
-        self, open_runtime: Open, sizes: dict[str, Any], seconds: float, path: Path | None
-    ) -> None:
-        super().__init__("gpu_probe", open_runtime, sizes, seconds, path)
+    name = "gpu_probe"
 
     def run(self) -> list[str]:
         """Runs all steps and returns the problems, which make the exit code 1."""

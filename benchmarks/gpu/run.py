@@ -75,10 +75,7 @@ def settings() -> dict[str, Any]:
 class Run(Steps):
     """The steps in the order of their importance."""
 
-    def __init__(
-        self, open_runtime: Open, sizes: dict[str, Any], seconds: float, path: Path | None
-    ) -> None:
-        super().__init__("gpu", open_runtime, sizes, seconds, path)
+    name = "gpu"
 
     def run(self) -> list[str]:
         """Runs all steps and returns the problems, which make the exit code 1."""

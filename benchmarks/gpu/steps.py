@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.gpu import facts
 from benchmarks.gpu.children import LEFT_OUT, Case, Open, each_case
@@ -21,7 +21,6 @@ class Steps:
     """The steps of a run, and what they found. What a step costs, no other one pays.
 
     Args:
-        name: of the record.
         open_runtime: makes the Runtime of each process.
         sizes: settings of the run, for the record.
         seconds: that the run may take.
@@ -33,15 +32,13 @@ class Steps:
         environment: what the run is on.
     """
 
+    #: Of the record.
+    name: ClassVar[str]
+
     def __init__(
-        self,
-        name: str,
-        open_runtime: Open,
-        sizes: dict[str, Any],
-        seconds: float,
-        path: Path | None,
+        self, open_runtime: Open, sizes: dict[str, Any], seconds: float, path: Path | None
     ) -> None:
-        self._name, self._open, self._sizes, self._path = name, open_runtime, sizes, path
+        self._open, self._sizes, self._path = open_runtime, sizes, path
         self._start = time.monotonic()
         self._deadline = self._start + seconds - _END_S
         self.results: Results = {}
@@ -98,7 +95,7 @@ class Steps:
         if self._path is None:
             return
         record = {
-            "benchmark": self._name,
+            "benchmark": self.name,
             "environment": self.environment,
             "settings": self._sizes,
             "steps": self.steps,

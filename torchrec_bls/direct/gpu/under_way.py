@@ -130,6 +130,7 @@ class ForwardsUnderWay:
     def _forget(self) -> None:
         self._pins.clear()
         self._checks.clear()
+        self._bad.clear()
 
 
 _all: Living[ForwardsUnderWay] = Living()

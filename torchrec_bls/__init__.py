@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchrec_bls.direct.keeping.watch import Watch, watch
     from torchrec_bls.direct.offers.attach import attach
     from torchrec_bls.direct.offers.offer import Offer, offer
+    from torchrec_bls.direct.serving.captured_forward import CapturedForward
     from torchrec_bls.direct.serving.publisher import Publication
     from torchrec_bls.direct.serving.publishing import (
         publish,
@@ -61,6 +62,7 @@ __all__ = [
     "BLSQuantEmbeddingCollectionSharder",
     "BoundedLagChannel",
     "BoundedLagPipeline",
+    "CapturedForward",
     "ChannelStats",
     "CodecConfig",
     "Contract",
@@ -107,6 +109,7 @@ _FOR_TORCHREC = {
     "BLSQuantEmbeddingBagCollectionSharder": ".quant.sharder",
     "BLSQuantEmbeddingCollectionSharder": ".quant.sharder",
     "BoundedLagPipeline": ".pipeline",
+    "CapturedForward": ".direct.serving.captured_forward",
     "CodecConfig": ".distributed.codec_config",
     "Contract": ".serve.contract",
     "DeltaWriter": ".delta_writer",

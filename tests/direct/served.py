@@ -1,6 +1,6 @@
 """A model with two embedding modules and a dense layer, and its weights in each version."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,10 +97,12 @@ def batches_of(rank: int, count: int = 4) -> list[KeyedJaggedTensor]:
 
 
 def sharded(
-    config: BLSConfig | None = None, device: torch.device = models.CPU
+    config: BLSConfig | None = None,
+    device: torch.device = models.CPU,
+    make: Callable[[], Model] = Model,
 ) -> DistributedModelParallel:
     """Returns the model with the weights of version 1, which looks up on a device."""
-    model = Model()
+    model = make()
     model.load_state_dict(weights_of(1))
     sharders = [
         kind.bls_sharder(config or BLSConfig(lookup="direct", deadline=30.0))

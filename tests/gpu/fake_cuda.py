@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchrec import KeyedJaggedTensor
 
+from torchrec_bls.direct.gpu.capture import Capture
 from torchrec_bls.direct.gpu.cuda import (
     NOT_REGISTERED,
     READ_ONLY,
@@ -127,6 +130,9 @@ class FakeGpu:
         # By the address of their memory: tensors of this GPU, and what kernels find in them.
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._reports: set[int] = set()
+        # Of the graph that is captured or replayed, and how many of them its launches have by then.
+        self._in_graph: list[torch.Tensor] = []
+        self._place = 0
         self._is_reading = False
 
     @contextmanager
@@ -136,7 +142,8 @@ class FakeGpu:
         assert not addresses & self.of_host, "not copied to the GPU"
         assert not self.cuda.latched
         self.cuda.trace.append("read")
-        hidden = [self._own[_memory_of(each)] for each in used if self.has(each)]
+        pairs = [self._own[_memory_of(each)] for each in used if self.has(each)]
+        hidden = [(shown, true) for shown, true in pairs if shown is not true]
         before = [shown.clone() for shown, _ in hidden]
         self._is_reading = True
         try:
@@ -215,6 +222,68 @@ class FakeGpu:
         report = new_report(2, self.device)
         self._reports.add(report.data_ptr())
         return report
+
+    def settle(self) -> None:
+        self.cuda.trace.append("settle")
+
+    def new_report_in_graph(self) -> torch.Tensor:
+        if self._place == len(self._in_graph):
+            self._in_graph.append(new_report(2, self.device))
+        self._place += 1
+        return self._in_graph[self._place - 1]
+
+    def copy_of_report(self, report: torch.Tensor) -> torch.Tensor:
+        return self.new_report().copy_(report)
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        # One more, so that it has memory.
+        own = tensor.new_empty(tensor.numel() + 1)[:-1].view(tensor.shape)
+        self._own[_memory_of(own)] = own, own
+        return own
+
+    def captured(
+        self, forward: Callable[[], Any], capture: Capture
+    ) -> tuple[Callable[[], None], Any]:
+        """Runs the forward anew for each replay, and copies its output to that of the first run.
+        Its lookups do what they do while a graph is captured, and ask for nothing else."""
+        on_gpu = _OnGpu(self)
+        with capture.warming_up(), on_gpu:
+            forward()
+        reports = self._in_graph = []
+        self._place = 0
+        with capture.running(), on_gpu:
+            result = forward()
+        launches = capture._launches
+
+        def replay() -> None:
+            self._in_graph, self._place = reports, 0
+            with torch.no_grad(), capture.running(), on_gpu:
+                again = forward()
+            assert len(capture._launches) == len(launches)
+            capture._launches = launches
+            for name, tensor in again.items():
+                result[name].copy_(tensor)
+
+        return replay, result
+
+
+class _OnGpu(TorchDispatchMode):
+    """Has what is computed of a fake GPU's tensors on that as well, as torch does."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if any(map(self._gpu.has, given)):
+            for each in tree_leaves(found):
+                if isinstance(each, torch.Tensor) and not self._gpu.has(each):
+                    self._gpu._own[_memory_of(each)] = each, each
+        return found
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

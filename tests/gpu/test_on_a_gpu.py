@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu import attached, ids, sharded
+from tests.gpu import attached, captured, ids, sharded
 from tests.gpu.reads import check_reads
 from torchrec_bls.direct.gpu.device import CudaGpu
 
-CHECKS = {**sharded.CHECKS, **ids.CHECKS, **attached.CHECKS}
+CHECKS = {**sharded.CHECKS, **ids.CHECKS, **attached.CHECKS, **captured.CHECKS}
 
 pytestmark = [
     pytest.mark.full,

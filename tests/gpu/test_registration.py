@@ -28,6 +28,12 @@ class Mapping:
     """What stands for a mapping; it is unmapped when nothing refers to it."""
 
 
+def registration_of(
+    cuda: FakeCuda, ranges: list[tuple[int, int]], mapping: Mapping, fails: bool = False
+) -> Registration:
+    return Registration(cuda, ranges, mapping, lambda: FakeEvent(cuda, fails))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_kept() -> Iterator[None]:
     yield
@@ -36,7 +42,7 @@ def nothing_is_kept() -> Iterator[None]:
 
 def test_memory_is_registered_in_pieces() -> None:
     cuda = FakeCuda()
-    registered = Registration(cuda, [(ADDRESS, SIZE)], Mapping())
+    registered = registration_of(cuda, [(ADDRESS, SIZE)], Mapping())
     assert cuda.registered == {
         ADDRESS: PIECE_BYTES,
         ADDRESS + PIECE_BYTES: PIECE_BYTES,
@@ -55,8 +61,8 @@ def test_no_piece_is_of_two_files() -> None:
     with pytest.raises(
         RegistrationError, match=f"8192 bytes behind the first {PIECE_BYTES + PAGE}"
     ):
-        Registration(FakeCuda([("register", 2)]), ranges, Mapping())
-    registered = Registration(cuda, ranges, Mapping())
+        registration_of(FakeCuda([("register", 2)]), ranges, Mapping())
+    registered = registration_of(cuda, ranges, Mapping())
     assert cuda.registered == {
         ADDRESS: PIECE_BYTES,
         ADDRESS + PIECE_BYTES: PAGE,
@@ -78,7 +84,7 @@ def test_nothing_stays_registered(registering: list[int], unregistering: list[in
     cuda = FakeCuda(failing)
     fails = any(each < 4 for each in registering)
     try:
-        Registration(cuda, [(ADDRESS, SIZE)], Mapping()).close()
+        registration_of(cuda, [(ADDRESS, SIZE)], Mapping()).close()
     except RegistrationError as error:
         assert fails
         assert "cudaHostRegister returned 2 (cudaErrorMemoryAllocation)" in str(error)
@@ -91,7 +97,7 @@ def test_nothing_stays_registered(registering: list[int], unregistering: list[in
 
 def test_the_error_says_which_piece() -> None:
     with pytest.raises(RegistrationError) as raised:
-        Registration(FakeCuda([("register", 3)]), [(ADDRESS, SIZE)], Mapping())
+        registration_of(FakeCuda([("register", 3)]), [(ADDRESS, SIZE)], Mapping())
     assert f"{5 * PAGE} bytes behind the first {3 * PIECE_BYTES}" in str(raised.value)
 
 
@@ -106,7 +112,7 @@ def test_a_gpu_that_cannot_is_named_before_a_call(lacking: int, text: str) -> No
     attributes = {READ_ONLY_SUPPORTED: 1, SAME_ADDRESSES: 1, lacking: 0}
     cuda = FakeCuda(attributes=attributes)
     with pytest.raises(RegistrationError, match=text) as raised:
-        Registration(cuda, [(ADDRESS, SIZE)], Mapping())
+        registration_of(cuda, [(ADDRESS, SIZE)], Mapping())
     assert "driver of CUDA 13.0" in str(raised.value)
     assert 'BLSConfig(lookup="exchange")' in str(raised.value)
     assert not cuda.calls["register"]
@@ -114,10 +120,7 @@ def test_a_gpu_that_cannot_is_named_before_a_call(lacking: int, text: str) -> No
 
 def test_the_gpu_reads_to_its_end_first() -> None:
     cuda = FakeCuda()
-    registered = Registration(cuda, [(ADDRESS, PAGE)], Mapping())
-    registered.read_until(FakeEvent(cuda, fails=True))  # an earlier one, which the last one covers
-    registered.read_until(FakeEvent(cuda))
-    registered.close()
+    registration_of(cuda, [(ADDRESS, PAGE)], Mapping()).close()
     assert cuda.trace == ["register", "synchronize", "unregister"]
 
 
@@ -125,8 +128,7 @@ def test_memory_stays_mapped_until_it_is_unregistered() -> None:
     cuda = FakeCuda()
     mapping = Mapping()
     is_mapped = weakref.ref(mapping)
-    registered = Registration(cuda, [(ADDRESS, PAGE)], mapping)
-    registered.read_until(FakeEvent(cuda))
+    registered = registration_of(cuda, [(ADDRESS, PAGE)], mapping)
     weakref.finalize(mapping, cuda.trace.append, "unmap")
     del mapping
     gc.collect()
@@ -139,7 +141,7 @@ def test_memory_stays_mapped_until_it_is_unregistered() -> None:
 def test_memory_that_cuda_keeps_stays_mapped() -> None:
     cuda = FakeCuda([("unregister", 1), ("unregister", 2)])
     mapping = Mapping()
-    registered = Registration(cuda, [(ADDRESS, SIZE)], mapping)
+    registered = registration_of(cuda, [(ADDRESS, SIZE)], mapping)
     with pytest.raises(RegistrationError, match="cudaHostUnregister returned 2") as raised:
         registered.close()
     assert "restart it" in str(raised.value)
@@ -151,8 +153,7 @@ def test_memory_that_cuda_keeps_stays_mapped() -> None:
 def test_memory_stays_mapped_where_cuda_has_failed() -> None:
     cuda = FakeCuda()
     mapping = Mapping()
-    registered = Registration(cuda, [(ADDRESS, PAGE)], mapping)
-    registered.read_until(FakeEvent(cuda, fails=True))
+    registered = registration_of(cuda, [(ADDRESS, PAGE)], mapping, fails=True)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         registered.close()
     assert registration._kept == [mapping]
@@ -172,13 +173,13 @@ def test_interrupts_leave_nothing_registered(at: int, begun: bool) -> None:
 
     cuda = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        Registration(cuda, [(ADDRESS, SIZE)], Mapping())
+        registration_of(cuda, [(ADDRESS, SIZE)], Mapping())
     assert not cuda.registered and not cuda.latched
 
 
 def test_a_forked_child_calls_no_cuda() -> None:
     cuda = FakeCuda()
-    registered = Registration(cuda, [(ADDRESS, PAGE)], Mapping())
+    registered = registration_of(cuda, [(ADDRESS, PAGE)], Mapping())
     before = list(cuda.trace)
     child = os.fork()
     if child == 0:
@@ -206,7 +207,7 @@ class Gone(FakeCuda):
 class Mapping:
     pass
 
-registered = Registration(Gone(), [(4096, 4096)], Mapping())
+registered = Registration(Gone(), [(4096, 4096)], Mapping(), Gone)
 """
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.gpu import attached, ids, sharded
+from tests.gpu import attached, captured, ids, sharded
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.full
@@ -20,7 +20,7 @@ _AT_ONCE = 5
 
 
 def groups() -> Iterator[tuple[str, list[str]]]:
-    for module in (sharded, ids, attached):
+    for module in (sharded, ids, attached, captured):
         names = list(module.CHECKS)
         for at in range(0, len(names), _AT_ONCE):
             yield module.__name__, names[at : at + _AT_ONCE]

@@ -106,7 +106,7 @@ class StoredReads(DirectReads[BoundModule]):
         try:
             embeddings = looked_up(view.module, features, self._input_check)
         finally:
-            self._keep_until_read(pin)
+            self.keep_until_read(pin)
             del pin  # an exception that somebody keeps would keep it
         gpu = self.tables.gpu
         if gpu is not None and self._is_sequence:

@@ -1,12 +1,13 @@
 """A GPU that outputs are on: its runtime, and streams for reads of host tables and for copies."""
 
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
+from torchrec_bls.direct.gpu.capture import Capture, capture_here
 from torchrec_bls.direct.gpu.cuda import Cuda, CudaRuntime, Event
 from torchrec_bls.direct.gpu.report import REPORT_FIELDS
 
@@ -14,6 +15,10 @@ from torchrec_bls.direct.gpu.report import REPORT_FIELDS
 _gpus: "dict[int, Gpu]" = {}
 # From 16 on, a lookup of a batch takes no longer than with all SMs (docs/design/gpu-reads.md).
 _PROGRAMS = 16
+# Forwards before a capture, as torch's own functions have them: libraries begin in the first ones.
+_WARM_UPS = 3
+
+_T = TypeVar("_T")
 
 
 class Gpu(Protocol):
@@ -36,6 +41,9 @@ class Gpu(Protocol):
         Args:
             tensors: tensors of the caller's stream that the launches read or write. Their memory
                 serves nothing else before that is done.
+
+        Raises:
+            ValueError: the caller's stream is captured in a CUDA graph, and not by `captured`.
         """
 
     def mark(self) -> Event:
@@ -61,6 +69,33 @@ class Gpu(Protocol):
         [programs, 3]. It has to stay until the GPU has written it. Its length is the number of
         programs of the launch, each of which takes a part of an SM from other work."""
 
+    def settle(self) -> None:
+        """Waits until the GPU is done with all that was launched, on all streams."""
+
+    def new_report_in_graph(self) -> torch.Tensor:
+        """Returns the same on the GPU, for a launch that is captured."""
+
+    def copy_of_report(self, report: torch.Tensor) -> torch.Tensor:
+        """Returns a copy for the host of a report on the GPU, made on the current stream. The host
+        does not wait for it."""
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns an uninitialized tensor of this GPU with the shape and dtype of another one."""
+
+    def captured(
+        self, forward: Callable[[], _T], capture: Capture
+    ) -> tuple[Callable[[], None], _T]:
+        """Captures a forward in a CUDA graph, after some that run as usual.
+
+        Args:
+            forward: the forward.
+            capture: what its lookups leave.
+
+        Returns:
+            A function that launches the graph on the current stream, and the forward's result, in
+            memory that each launch writes.
+        """
+
 
 class CudaGpu:
     """A GPU of CUDA, see Gpu.
@@ -80,6 +115,10 @@ class CudaGpu:
     def reading(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         """See Gpu."""
         caller = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            _check_is_ours()
+            yield  # what follows the launches in the graph follows them in its replays
+            return
         self._stream.wait_stream(caller)
         for tensor in tensors:
             tensor.record_stream(self._stream)
@@ -125,6 +164,52 @@ class CudaGpu:
     def new_report(self) -> torch.Tensor:
         """See Gpu."""
         return torch.empty((_PROGRAMS, REPORT_FIELDS), dtype=torch.int64, pin_memory=True)
+
+    def settle(self) -> None:
+        """See Gpu."""
+        torch.cuda.synchronize(self.device)
+
+    def new_report_in_graph(self) -> torch.Tensor:
+        """See Gpu."""
+        return torch.empty((_PROGRAMS, REPORT_FIELDS), dtype=torch.int64, device=self.device)
+
+    def copy_of_report(self, report: torch.Tensor) -> torch.Tensor:
+        """See Gpu."""
+        return self.new_report().copy_(report, non_blocking=True)
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See Gpu."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+
+    def captured(
+        self, forward: Callable[[], _T], capture: Capture
+    ) -> tuple[Callable[[], None], _T]:
+        """See Gpu."""
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.device):
+            caller = torch.cuda.current_stream(self.device)
+            stream.wait_stream(caller)
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    with capture.warming_up():
+                        forward()
+            # Meanwhile tables are registered by other threads, and events are asked for by any.
+            captured = torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed")
+            with captured, capture.running():
+                result = forward()
+            caller.wait_stream(stream)
+        return graph.replay, result
+
+
+def _check_is_ours() -> None:
+    capture = capture_here()
+    if capture is None or not capture.is_running:
+        raise ValueError(
+            "a CUDA graph is captured by hand around lookups of the host's tables: its replays "
+            "would not keep the rows of a version as they are. Capture the forward by "
+            "torchrec_bls.CapturedForward(model, batch)"
+        )
 
 
 def gpu_of(device: torch.device) -> Gpu:

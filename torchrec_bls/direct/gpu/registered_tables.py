@@ -34,4 +34,4 @@ class RegisteredTables:
         for _, _, size in pages:
             ranges.append((at, size))
             at += size
-        self.registration = Registration(gpu.cuda, ranges, self.window)
+        self.registration = Registration(gpu.cuda, ranges, self.window, gpu.mark)

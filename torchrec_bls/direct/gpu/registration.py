@@ -6,7 +6,7 @@ flag for it. A private mapping registers as well, but the driver would copy all 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torchrec_bls.direct.gpu.cuda import (
     NOT_REGISTERED,
@@ -45,17 +45,24 @@ class Registration:
         ranges: address and number of bytes of whole pages, a range for each part of a mapping that
             has a file of its own.
         mapping: what keeps all of them mapped.
+        mark: function that returns an event behind all reads that were launched by then.
 
     Raises:
         RegistrationError: the GPU or its driver can't read such memory, or has no room to map it.
             Nothing stays registered.
     """
 
-    def __init__(self, cuda: Cuda, ranges: Sequence[tuple[int, int]], mapping: object) -> None:
+    def __init__(
+        self,
+        cuda: Cuda,
+        ranges: Sequence[tuple[int, int]],
+        mapping: object,
+        mark: Callable[[], Event],
+    ) -> None:
         self._cuda = cuda
         self._mapping: object = mapping
         self._process = os.getpid()
-        self._last_read: Event | None = None
+        self._mark = mark
         # Addresses of what is registered, or was about to be when a call was interrupted.
         self._pieces: list[int] = []
         whole = sum(size for _, size in ranges)
@@ -68,11 +75,6 @@ class Registration:
         except BaseException:
             self.close()
             raise
-
-    def read_until(self, event: Event) -> None:
-        """Says that what was launched before an event reads the memory. All events are of one
-        stream, so that the last one counts."""
-        self._last_read = event
 
     def close(self) -> None:
         """Unregisters the memory when the GPU has read it, and lets go of the mapping. It may be
@@ -93,7 +95,7 @@ class Registration:
         if self._pieces and is_own:
             self._keep_mapping()
         self._pieces.clear()
-        self._last_read = self._mapping = None
+        self._mapping = None
 
     def __del__(self) -> None:
         if getattr(self, "_pieces", None):  # one that was never made has no list
@@ -130,8 +132,8 @@ class Registration:
         )
 
     def _unregister_all(self) -> None:
-        if self._last_read is not None:
-            self._last_read.synchronize()
+        # Whoever read it launched before: nobody notes each launch, which a signal could prevent.
+        self._mark().synchronize()
         failed: RegistrationError | None = None
         while self._pieces:
             try:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
+from torchrec_bls.direct.gpu.capture import capture_here
 from torchrec_bls.direct.gpu.cuda import Event
 from torchrec_bls.direct.gpu.device import Gpu
-from torchrec_bls.direct.gpu.reader import Launch
-from torchrec_bls.direct.gpu.report import first_bad_id
+from torchrec_bls.direct.gpu.report import Launch, first_bad_id
 from torchrec_bls.lifetime import Living, When, at_exit, do_all, in_forked_child, new_lock
 
 
@@ -89,7 +89,10 @@ class ForwardsUnderWay:
         self._checks.append(_Check(launch, batch, version, keys, ids))
 
     def keep(self, pin: object) -> None:
-        """Keeps a pin until the GPU has read what was launched before."""
+        """Keeps a pin until the GPU has read what was launched before. A forward that is captured
+        reads nothing: each replay has a pin of its own."""
+        if _is_captured():
+            return
         self._pins.append((self.gpu.mark(), pin))
 
     def let_go(self) -> None:
@@ -98,18 +101,20 @@ class ForwardsUnderWay:
         with self._lock:
             while self._pins and self._pins[0][0].query():
                 self._pins.popleft()
-            while self._checks and self._checks[0].launch.done.query():
+            while self._checks and self._checks[0].launch.is_done():
                 self._read_report(self._checks[0])
                 self._checks.popleft()
 
     def wait(self) -> None:
         """Waits until the GPU has checked the ids of all forwards that have returned."""
         for check in list(self._checks):
-            check.launch.done.synchronize()
+            check.launch.wait()
 
     def next_bad_id(self) -> LateBadId | None:
         """Returns the bad id of a batch that the GPU is done with, each batch once; None if there
-        is none."""
+        is none, or if the caller is captured: nothing is known of its batches."""
+        if _is_captured():
+            return None
         if self._checks:
             self.let_go()
         with self._lock:
@@ -131,6 +136,11 @@ class ForwardsUnderWay:
         self._pins.clear()
         self._checks.clear()
         self._bad.clear()
+
+
+def _is_captured() -> bool:
+    capture = capture_here()
+    return capture is not None and capture.is_running
 
 
 _all: Living[ForwardsUnderWay] = Living()

@@ -160,6 +160,17 @@ class DirectReads(ABC, Generic[V]):
         if self.checks_late is None:
             return
         self.checks_late.wait()
+        self.check_earlier(check)
+
+    def check_earlier(self, check: InputCheck) -> None:
+        """Raises ValueError if a GPU has found a bad id in an earlier batch, see
+        InputCheck.check_earlier.
+
+        Args:
+            check: input check of the module.
+        """
+        if self.checks_late is None:
+            return
         try:
             check.check_earlier(self.checks_late)
         except ValueError as error:
@@ -359,7 +370,7 @@ class DirectReads(ABC, Generic[V]):
             )
         return pin
 
-    def _keep_until_read(self, pin: object) -> None:
+    def keep_until_read(self, pin: object) -> None:
         """Keeps a pin until the GPU, if there is one, has read what was launched by now."""
         if pin is not None and self.under_way is not None:
             self.under_way.keep(pin)

@@ -11,6 +11,7 @@ from torchrec_bls import _native
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
 from torchrec_bls.direct.gpu.reader import GpuReader
+from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
 from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
@@ -107,8 +108,21 @@ class FloatReads(DirectReads[GenerationViews]):
         try:
             return DirectEmbeddings(self.form.read(view, batch), view.generation.version)
         finally:
-            self._keep_until_read(pin)
+            self.keep_until_read(pin)
             del pin  # an exception that somebody keeps would keep it
+
+    def registered(self) -> RegisteredTables:
+        """Returns the tables that the next lookup of a GPU reads.
+
+        Raises:
+            DrainedError: no version serves at the moment.
+        """
+        view = self._view
+        if isinstance(view, DrainedView):
+            view.of(None)
+        tables = view.generation.registered
+        assert tables is not None
+        return tables
 
     def live_content(self) -> Content:
         """See DirectReads."""

@@ -35,7 +35,7 @@ class RowOutput(OutputForm):
         rows = view.rows(batch, self._dim)
         features = batch.features
         # A copy, since the caller may write to its own.
-        lengths = view.beside_output(features.lengths().clone())
+        lengths = view.copy_beside_output(features.lengths())
         lengths = lengths.view(len(batch.counts), features.stride())
         cut = CutEmbeddings(rows, lengths, order, batch.counts)
         embeddings = {
@@ -43,7 +43,7 @@ class RowOutput(OutputForm):
         }
         if not self._with_ids:
             return embeddings
-        ids = view.beside_output(features.values().clone())
+        ids = view.copy_beside_output(features.values())
         return _with_ids(embeddings, torch.split_with_sizes(ids, batch.counts), order)
 
     def as_json(self) -> dict[str, Any]:

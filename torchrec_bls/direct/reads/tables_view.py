@@ -8,8 +8,10 @@ import torch
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, PlacedFeature
-from torchrec_bls.direct.gpu.reader import GpuReader, Launch
+from torchrec_bls.direct.gpu.capture import CapturedLaunch, capture_here
+from torchrec_bls.direct.gpu.reader import GpuReader
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
+from torchrec_bls.direct.gpu.report import Launch
 from torchrec_bls.direct.gpu.strips import WORD_BYTES, Strip
 from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch
@@ -52,6 +54,10 @@ class TablesView(ABC):
     @abstractmethod
     def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor where the outputs are: the same one if it is there, or a copy."""
+
+    @abstractmethod
+    def copy_beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of a tensor where the outputs are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,10 @@ class HostView(TablesView):
     def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
         """See TablesView."""
         return tensor
+
+    def copy_beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See TablesView."""
+        return tensor.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +158,24 @@ class GpuView(TablesView):
 
     def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
         """See TablesView."""
-        gpu = self.under_way.gpu
-        return tensor if gpu.has(tensor) else gpu.copy_of(tensor)
+        return tensor if self.under_way.gpu.has(tensor) else self._copy_of(tensor)
+
+    def copy_beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See TablesView."""
+        return tensor.clone() if self.under_way.gpu.has(tensor) else self._copy_of(tensor)
+
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        capture = capture_here()
+        return self.under_way.gpu.copy_of(tensor) if capture is None else capture.copy_of(tensor)
 
     def _check_later(self, launch: Launch, number: int, batch: CheckedBatch) -> None:
-        if batch.is_on_gpu:
-            ids = batch.features.values().numel()
+        if not batch.is_on_gpu:
+            return
+        ids, capture = batch.features.values().numel(), capture_here()
+        if capture is not None and capture.is_running:
+            captured = CapturedLaunch(self.under_way, self.reader, launch.report, self.keys, ids)
+            capture.add(captured)
+        else:
             version = self.generation.version
             self.under_way.check_later(launch, number, version, self.keys, ids)
 

@@ -266,27 +266,40 @@ class ServedModel:
         if is_compiling():
             self._enter_uncompiled()
         else:
-            self._enter(sys._getframe(1))
+            self.enter(sys._getframe(1))
 
     def _after_batch(self, *_: Any) -> None:
         if is_compiling():
             self._leave_uncompiled()
         else:
-            self._switches.gate.leave()
+            self.leave()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _enter_uncompiled(self) -> None:
         frame = sys._getframe()
         while frame.f_back is not None and _is_on_the_way(frame):
             frame = frame.f_back
-        self._enter(frame)
+        self.enter(frame)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _leave_uncompiled(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Ends the forward that this thread entered last."""
         self._switches.gate.leave()
 
-    def _enter(self, frame: FrameType) -> None:
-        """Begins a forward that runs as long as `frame`, with the version that serves."""
+    def enter(self, frame: FrameType) -> None:
+        """Begins a forward that runs as long as `frame`, with the version that serves.
+
+        Args:
+            frame: a frame that runs as long as the forward.
+
+        Raises:
+            PeerTimeoutError: that one can't be mapped, or see Switches.take_newest.
+            ValueError: see Switches.take_newest.
+            RendezvousError: this process can't pin anything, see Reader.pin.
+        """
         if not self._process.is_own:
             self._begin_in_child()
         switches = self._switches
@@ -300,6 +313,27 @@ class ServedModel:
                 pins.is_used = True
             else:
                 self._pin(frame)
+
+    @contextmanager
+    def rows_kept(self) -> Iterator[None]:
+        """Returns a context of a forward that has entered. The rows of its version stay as they are
+        until the GPU has read what is launched there.
+
+        Raises:
+            BLSError: see DirectReads.pinned.
+        """
+        pins = [(reads, reads.pinned(reads.generation)) for reads in self.reads]
+        try:
+            yield
+        finally:
+            for reads, pin in pins:
+                reads.keep_until_read(pin)
+            pins.clear()  # an exception that somebody keeps would keep them
+            del reads, pin
+
+    def dense_places(self) -> dict[str, int]:
+        """Returns the addresses of the dense weights by name."""
+        return {name: place for name, (place, _) in self._dense.mark().items()}
 
     def _go_over(self, frame: FrameType) -> None:
         """Has a forward leave, and enter again with the version that serves."""

@@ -215,12 +215,14 @@ class Switches:
             raise
 
     def _apply(self, log: _Log) -> None:
+        if log.dense is not None:
+            self._settle()
         self._log = log
         try:
             if log.dense is not None:
-                self._dense.load(log.dense)
+                self._load(log.dense)
         except Exception as error:
-            self._dense.load(log.dense_before)
+            self._load(log.dense_before)
             self._refused, self._log = log.generations, None
             self.problem = (
                 f"version {log.generations[0].version!r} is not taken: the model refuses its dense "
@@ -236,6 +238,17 @@ class Switches:
             self._dense_taken = log.dense
         self.taken = log.generations
         self._log = None
+
+    def _load(self, dense: Mapping[str, Any]) -> None:
+        self._dense.load(dense)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Waits for GPUs, which may have dense weights: kernels of forwards that have returned may
+        still read them, on any stream, and later ones need not be behind what is written here."""
+        for gpu in {reads.tables.gpu for reads in self._reads}:
+            if gpu is not None:
+                gpu.settle()
 
     def _are_stuck(self) -> bool:
         if not runs_any(self._stuck):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 from benchmarks.gpu import memory
 from benchmarks.gpu.models import (
@@ -27,7 +28,7 @@ from benchmarks.gpu.models import (
     values_of,
 )
 from benchmarks.gpu.runtime import Runtime
-from torchrec_bls import publish, version_of
+from torchrec_bls import CapturedForward, publish, version_of
 
 _BATCHES = 8
 # Of a train, with one lookup between them.
@@ -53,7 +54,7 @@ def measure_waits(
     with group(), torch.no_grad():
         model = sharded(tables.module(), "direct", GPU)
         on_host = [drawn(tables, batch, 1, "uniform", seed) for seed in range(_BATCHES)]
-        on_gpu = [features.to(runtime.device) for features in on_host]
+        on_gpu = [runtime.moved(features) for features in on_host]
         for ids, batches in (("on the host", on_host), ("on the GPU", on_gpu)):
             model(batches[0])  # compiles
             runtime.synchronize()
@@ -62,6 +63,57 @@ def measure_waits(
                     model(features)
             runtime.synchronize()
             yield {"what": "ids " + ids, "forwards": forwards}
+
+
+class _Evaluated(nn.Module):
+    """A model with a dense part over the pooled rows."""
+
+    def __init__(self, embeddings: nn.Module, dense: nn.Module) -> None:
+        super().__init__()
+        self.embeddings, self.dense = embeddings, dense
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        values: torch.Tensor = self.dense(values_of(self.embeddings, features))
+        return values
+
+
+def measure_graphs(
+    runtime: Runtime, rows: int, dim: int, batch: int, width: int, replays: int
+) -> Iterator[dict[str, Any]]:
+    """Replays a forward that was captured in a CUDA graph, beside the same one that was not.
+
+    Args:
+        runtime: CUDA.
+        rows: rows of each table.
+        dim: columns of each table.
+        batch: samples of a batch.
+        width: of the hidden layers of the dense part.
+        replays: number of replays.
+
+    Yields:
+        ms a step of both, and how many answers differ.
+    """
+    tables = Tables(rows, dim)
+    with group(), torch.no_grad():
+        dense = _dense(TABLES * dim, width).to(runtime.device)
+        model = _Evaluated(sharded(tables.module(), "direct", GPU), dense)
+        batches = [
+            runtime.moved(drawn(tables, batch, 1, "uniform", seed)) for seed in range(_BATCHES)
+        ]
+        model(batches[0])  # compiles
+        captured = CapturedForward(model, batches[0])
+        differ = 0
+        for _, features in zip(range(replays), cycle(batches), strict=False):
+            differ += not torch.equal(captured(features), model(features))
+        ms = {}
+        for what, forward in (("captured", captured), ("not_captured", model)):
+            runtime.synchronize()
+            begin = time.perf_counter()
+            for _, features in zip(range(replays), cycle(batches), strict=False):
+                forward(features)
+            runtime.synchronize()
+            ms[f"ms_{what}"] = 1e3 * (time.perf_counter() - begin) / replays
+        yield {"what": "replays", "replays": replays, "width": width, **ms, "wrong_rows": differ}
 
 
 def measure_beside_gemms(

@@ -48,6 +48,13 @@ def settings() -> dict[str, Any]:
         "cells": _CELLS,
         "turns": 9,
         "waits": {"rows": rows(0.5, 64), "dim": 64, "batch": 512, "forwards": 1000},
+        "graphs": {
+            "rows": rows(0.5, 64),
+            "dim": 64,
+            "batch": 512,
+            "width": 1024,
+            "replays": 1000,
+        },
         "gemms": {"rows": rows(1, 64), "dim": 64, "batch": 512, "side": 4096, "turns": 9},
         "versions": {
             "rows": rows(1, 64),
@@ -89,6 +96,7 @@ class Run(Steps):
         self._step("lookups", 20, 240, partial(self._cases, lookups.measure, tables, 120))
         for name, work, case in (
             ("waits", promises.measure_waits, sizes["waits"]),
+            ("graphs", promises.measure_graphs, sizes["graphs"]),
             ("beside GEMMs", promises.measure_beside_gemms, sizes["gemms"]),
             ("versions", promises.measure_versions, sizes["versions"]),
         ):
@@ -130,7 +138,7 @@ def tables(environment: dict[str, Any], results: Results) -> str:
         ("Who was not there", _lacking(results.get("lookups", []))),
         *(
             (name.capitalize(), _listed(results.get(name, [])))
-            for name in ("tests", "waits", "beside GEMMs", "versions", "evaluation")
+            for name in ("tests", "waits", "graphs", "beside GEMMs", "versions", "evaluation")
         ),
         ("Failed or left out", failed(results)),
     ]

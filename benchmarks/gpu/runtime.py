@@ -112,6 +112,10 @@ class Runtime:
         """Waits until the GPU has done all that it was asked for."""
         torch.cuda.synchronize()
 
+    def moved(self, features: Any) -> Any:
+        """A batch of ids on the GPU, whose numbers of ids the host knows."""
+        return features.to(self.device)
+
     @contextmanager
     def refusing_to_wait(self) -> Iterator[None]:
         """A context in which whatever makes the host wait for the GPU is an error."""

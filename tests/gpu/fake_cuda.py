@@ -261,8 +261,8 @@ class FakeGpu:
                 again = forward()
             assert len(capture._launches) == len(launches)
             capture._launches = launches
-            for name, tensor in again.items():
-                result[name].copy_(tensor)
+            for own, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                own.copy_(new)
 
         return replay, result
 

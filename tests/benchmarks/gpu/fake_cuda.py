@@ -17,6 +17,7 @@ import torch
 from benchmarks.gpu import facts, gathers
 from benchmarks.gpu.memory import NAME, _libc, _map
 from benchmarks.gpu.runtime import READ_ONLY, Runtime
+from torchrec_bls.direct.gpu.device import gpu_of
 
 INVALID_VALUE, ALREADY_REGISTERED, NOT_REGISTERED, NOT_SUPPORTED = 1, 712, 713, 801
 _NAMES = {
@@ -178,6 +179,10 @@ class FakeCuda(Runtime):
 
     def synchronize(self) -> None:
         self._launch("synchronize")
+
+    def moved(self, features: Any) -> Any:
+        gpu: Any = gpu_of(torch.device("cuda", 0))
+        return gpu.with_batch(features, hides=False)
 
     def refusing_to_wait(self) -> Any:
         self._launch("refusing_to_wait")

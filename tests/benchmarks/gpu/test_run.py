@@ -24,11 +24,22 @@ SIZES: dict[str, Any] = {
     "cells": [(2, 1, "uniform"), (2, 2, "zipf")],
     "turns": 1,
     "waits": {**SMALL, "forwards": 2},
+    "graphs": {**SMALL, "width": 8, "replays": 3},
     "gemms": {**SMALL, "side": 8, "turns": 1},
     "versions": {**SMALL, "seconds": 0.5, "versions": 2},
     "evaluations": [{**SMALL, "ids": 1, "width": width, "steps": 1} for width in (8, 0)],
 }
-STEPS = ["GPU", "facts", "tests", "lookups", "waits", "beside GEMMs", "versions", "evaluation"]
+STEPS = [
+    "GPU",
+    "facts",
+    "tests",
+    "lookups",
+    "waits",
+    "graphs",
+    "beside GEMMs",
+    "versions",
+    "evaluation",
+]
 
 
 def interpreting_cuda() -> FakeCuda:

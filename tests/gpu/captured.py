@@ -188,13 +188,44 @@ def refuse(rank: int) -> None:
         by_the_cpu(request(0)[0])
     with pytest.raises(ValueError, match=r"takes a model whose tables a GPU reads: shard with"):
         CapturedForward(by_the_cpu, *on_device)
-    quantized = quant_models.model_of("ebc", ["int8"] * 4)
-    sharder = quant_models.sharder_of("ebc", DIRECT)
-    stored = quant_models.shard(copy.deepcopy(quantized), sharder, "mixed", GPU)
+
+
+class _OfIds(torch.nn.Module):
+    """A model of lookups alone, whose input is a KeyedJaggedTensor."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+        return models.flatten(models.arrived(self.model(models.Batch(ids))))
+
+
+def replay_stored_rows(rank: int, kind: str, types: list[str]) -> None:
+    gpu = gpu_here()
+    model = quant_models.model_of(kind, types, torch.float32)
+    unsharded = copy.deepcopy(model)
+    sharder = quant_models.sharder_of(kind, DIRECT)
+    by_gpu = _OfIds(quant_models.shard(model, sharder, "mixed", GPU))
+    batch = quant_models.make_ids(kind, 1, 5)
+    batch.length_per_key()
+    first = on_gpu(batch, gpu, hides=False)
     with torch.no_grad():
-        stored(models.Batch(quant_models.make_ids("ebc", rank, 5)))
-    with pytest.raises(ValueError, match=r"quantized tables take batches on the CPU"):
-        CapturedForward(stored, *on_device)
+        by_gpu(first)
+    captured = CapturedForward(by_gpu, first)
+    for seed in range(3):
+        random = torch.Generator().manual_seed(100 * rank + seed)
+        ids = torch.randint(min(quant_models.ROWS), batch.values().shape, generator=random)
+        given = KeyedJaggedTensor(batch.keys(), ids, batch.weights_or_none(), batch.lengths())
+        given.length_per_key()
+        with torch.no_grad():
+            expected = models.flatten(unsharded(models.Batch(given)))
+        assert_same(captured(on_gpu(given, gpu, hides=False)), expected)
+
+
+def replays_of_stored_rows() -> None:
+    for kind, types in (("ebc", ["int8", "int4", "int8", "fp16"]), ("ec", ["int8"] * 4)):
+        run(2, replay_stored_rows, kind, types, deadline=120)
 
 
 def refusals_of_captures() -> None:
@@ -272,6 +303,7 @@ CHECKS = {
         replays,
         late_errors_of_replays,
         refusals_of_captures,
+        replays_of_stored_rows,
         replays_of_refreshed_rows,
         captures_by_hand,
     )

@@ -8,7 +8,6 @@ See sharded.py. A fake GPU hides ids and weights from the host outside of kernel
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -214,14 +213,55 @@ def refuse(rank: int) -> None:
     longer.lengths()[0] += 1
     with pytest.raises(ValueError, match=r"malformed KeyedJaggedTensor: its lengths make"):
         outputs(rows, on_gpu(longer, gpu))
-    quantized = quant_models.model_of("ebc", ["int8"] * 4)
-    sharder = quant_models.sharder_of("ebc", DIRECT)
-    stored = quant_models.shard(copy.deepcopy(quantized), sharder, "mixed", GPU)
-    if not IS_FAKE:
-        with pytest.raises(ValueError, match=r"are on cuda:0, but its ids are read on the CPU"):
-            outputs(stored, quant_models.make_ids("ebc", rank, 5).to(GPU))
-    del stored
-    gc.collect()
+
+
+def give_the_bits_of_stored_rows(rank: int, kind: str, types: list[str], output: Any) -> None:
+    gpu = gpu_here()
+    model = quant_models.model_of(kind, types, output)
+    unsharded = copy.deepcopy(model)
+    by_gpu = quant_models.shard(model, quant_models.sharder_of(kind, DIRECT), "mixed", GPU)
+    ids = quant_models.make_ids
+    batches = [
+        ids(kind, rank, 5),
+        ids(kind, rank + 10, 3, dtype=torch.int32),
+        ids(kind, rank + 20, 0),
+        ids(kind, rank + 30, 2, most_ids=0),
+    ]
+    if rank == 1:  # in another order than that of the tables
+        last = range(len(batches[0].keys()))[::-1]
+        batches = [batch.permute(list(last)) for batch in batches]
+    for batch in batches:
+        [expected] = outputs(unsharded, batch)
+        batch.length_per_key()  # which an EmbeddingCollection takes, and `to` keeps
+        moved = on_gpu(batch, gpu)
+        with without_waits(gpu), torch.no_grad():
+            found = models.arrived(by_gpu(models.Batch(moved)))
+        models.assert_same_bits(beside(models.flatten(found), gpu), expected)
+    # Batches of both kinds follow each other.
+    hide(batches[0], gpu)
+    [expected] = outputs(unsharded, batches[0])
+    models.assert_same_bits(beside(outputs(by_gpu, batches[0])[0], gpu), expected)
+    # One of several types is told once, the first of the bad ids.
+    bad = batches[0]
+    places = [sum(bad.length_per_key()[: place + 1]) - 1 for place in (1, 3)]
+    bad.values()[places] = BAD
+    outputs(by_gpu, on_gpu(bad, gpu))
+    module = by_gpu.module.embeddings
+    with pytest.raises(
+        ValueError, match=rf"id {BAD} of feature '{bad.keys()[1]}', at position {places[0]} "
+    ):
+        module.wait_checked()
+    module.wait_checked()
+
+
+def bits_of_ids_of_stored_rows() -> None:
+    mixed = ["int8", "int4", "int2", "fp16"]
+    for kind, types, output in (
+        ("ebc", mixed, torch.float32),
+        ("weighted", mixed, torch.float16),
+        ("ec", [*mixed[:3], "fp32"], torch.float32),
+    ):
+        run(2, give_the_bits_of_stored_rows, kind, types, output, deadline=300)
 
 
 def refusals_of_ids() -> None:
@@ -235,6 +275,7 @@ CHECKS = {
         bits_of_ids_of_means_by_rows,
         late_errors,
         versions_of_late_errors,
+        bits_of_ids_of_stored_rows,
         refusals_of_ids,
     )
 }

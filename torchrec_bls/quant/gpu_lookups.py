@@ -1,4 +1,4 @@
-"""Lookups of a quantized module that a GPU does, in the places of FBGEMM's."""
+"""Lookups of a quantized module by a GPU: in the places of FBGEMM's, and of batches on the GPU."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,11 +9,17 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_inference import rounded_row_size_in_bytes
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
+from torchrec_bls.direct.gpu.capture import copied
 from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.gpu.reader import GpuReader
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
+from torchrec_bls.direct.gpu.report import Launch
 from torchrec_bls.direct.gpu.strips import WORD_BYTES, Strip
+from torchrec_bls.direct.reads.tables_view import offsets_of
+from torchrec_bls.distributed.inputs.input_check import CheckedBatch
+from torchrec_bls.quant.batches import is_weighted, needs_ids
 from torchrec_bls.quant.stored_tables import StoredTable
 
 _OUTPUTS = (torch.float32, torch.float16)
@@ -79,8 +85,119 @@ class GpuLookup:
         return torch.empty((rows, columns), dtype=self._dtype, device=self._gpu.device)
 
 
+class GpuBatches:
+    """Looks batches up that are on the GPU. TorchRec's module can't: between batch and lookups it
+    calls FBGEMM, whose build for CPUs knows no GPU, and asks the host for numbers of ids.
+
+    Args:
+        module: TorchRec's module, for the form of its output.
+        lookups: FBGEMM's lookups in it.
+        by_lookup: tables of each.
+        gpu: the GPU.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        lookups: Sequence[Any],
+        by_lookup: Sequence[Sequence[StoredTable]],
+        gpu: Gpu,
+    ) -> None:
+        self._module = module
+        self._lookups, self._by_lookup = list(lookups), list(by_lookup)
+        self._gpu = gpu
+        self._dtype = SparseType.from_int(lookups[0].output_dtype).as_dtype()
+        # Of the keys of the last batch.
+        self._last: tuple[list[str], list[list[GpuReader]]] = [], []
+
+    def pooled(
+        self, batch: CheckedBatch, tables: RegisteredTables
+    ) -> tuple[KeyedTensor, list[Launch]]:
+        """Returns the output of an EmbeddingBagCollection, and its launches.
+
+        Args:
+            batch: batch on the GPU.
+            tables: tables of a generation.
+        """
+        features = batch.features
+        columns = sum(map(sum, map(_columns_of, self._lookups)))
+        out = self._empty(features.stride(), columns)
+        offsets = offsets_of(features.lengths())
+        ids = features.values()
+        weights = features.weights() if is_weighted(self._module) else None
+        launches = [
+            reader.sum_rows(tables, ids, offsets, weights, out)
+            for readers in self._readers(features.keys(), tables)
+            for reader in readers
+        ]
+        dims = self._module._length_per_key
+        return KeyedTensor(self._module._embedding_names, dims, out), launches
+
+    def sequences(
+        self, batch: CheckedBatch, tables: RegisteredTables
+    ) -> tuple[dict[str, JaggedTensor], list[Launch]]:
+        """Returns the output of an EmbeddingCollection, and its launches.
+
+        Args:
+            batch: batch on the GPU, counted.
+            tables: tables of a generation.
+        """
+        features, counts = batch.features, batch.counts
+        keys = features.keys()
+        begins = copied(self._gpu, torch.tensor([0, *counts]).cumsum(0))
+        # Copies, since the caller may write to its own.
+        lengths = features.lengths().clone().view(len(keys), features.stride())
+        ids = torch.split_with_sizes(features.values().to(torch.int64, copy=True), counts)
+        with_ids = needs_ids(self._module)
+        names_of_lookups = self._module._embedding_names_by_batched_tables.values()
+        found: dict[str, JaggedTensor] = {}
+        launches, places = [], self._places(keys)
+        for [reader], names, lookup, of_lookup in zip(
+            self._readers(keys, tables), names_of_lookups, self._lookups, places, strict=True
+        ):
+            sizes = [counts[place] for place in of_lookup]
+            out = self._empty(sum(sizes), _columns_of(lookup)[0])
+            launches.append(reader.decode_rows(tables, features.values(), begins, out))
+            for name, place, rows in zip(
+                names, of_lookup, torch.split_with_sizes(out, sizes), strict=True
+            ):
+                weights = ids[place] if with_ids else None
+                found[name] = JaggedTensor(rows, lengths=lengths[place], weights=weights)
+        return found, launches
+
+    def _places(self, keys: Sequence[str]) -> list[list[int]]:
+        """Returns the places of each lookup's features among the keys of a batch."""
+        features = iter(self._module._feature_names)
+        return [
+            [keys.index(next(features)) for _ in lookup.feature_table_map]
+            for lookup in self._lookups
+        ]
+
+    def _readers(self, keys: Sequence[str], tables: RegisteredTables) -> list[list[GpuReader]]:
+        """Returns the reads of each lookup for batches with these keys."""
+        known, readers = self._last
+        if known == keys:
+            return readers
+        readers, first = [], 0
+        for lookup, of_lookup, places in zip(
+            self._lookups, self._by_lookup, self._places(keys), strict=True
+        ):
+            readers.append(readers_of(lookup, of_lookup, self._gpu, tables, places, first))
+            first += sum(_columns_of(lookup))
+        self._last = list(keys), readers  # one store: another thread's batch may have other keys
+        return readers
+
+    def _empty(self, rows: int, columns: int) -> torch.Tensor:
+        return torch.empty((rows, columns), dtype=self._dtype, device=self._gpu.device)
+
+
 def readers_of(
-    lookup: Any, tables: Sequence[StoredTable], gpu: Gpu, registered: RegisteredTables
+    lookup: Any,
+    tables: Sequence[StoredTable],
+    gpu: Gpu,
+    registered: RegisteredTables,
+    places: Sequence[int] | None = None,
+    first_column: int = 0,
 ) -> list[GpuReader]:
     """Returns the reads of a lookup's tables in all generations, those of each type of rows.
 
@@ -89,15 +206,17 @@ def readers_of(
         tables: its tables.
         gpu: the GPU.
         registered: tables of any generation.
+        places: places of the lookup's features among the keys of the batches. None: they are all.
+        first_column: first column of the lookup in a pooled output.
     """
     means = lookup.pooling_mode == PoolingMode.MEAN
-    first_columns = [0, *accumulate(_columns_of(lookup))]
+    first_columns = list(accumulate(_columns_of(lookup), initial=first_column))
     by_bits: dict[int, list[list[Strip]]] = {}
-    for key, number in enumerate(lookup.feature_table_map):
+    for feature, number in enumerate(lookup.feature_table_map):
         table = tables[number]
         strip = Strip(
-            key,
-            0 if lookup.pooling_mode == PoolingMode.NONE else first_columns[key],
+            feature if places is None else places[feature],
+            0 if lookup.pooling_mode == PoolingMode.NONE else first_columns[feature],
             table.columns,
             table.row_bytes,
             table.rows,

@@ -17,7 +17,7 @@ from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.new_weights import prefix_of
 from torchrec_bls.direct.reads.direct_lookup import DirectLookup
-from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
+from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads, registered_in
 from torchrec_bls.direct.sharing import abandon_with
 from torchrec_bls.direct.steps import Content, content_in_memory
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch, InputCheck
@@ -25,7 +25,7 @@ from torchrec_bls.distributed.inputs.kept_features import kept
 from torchrec_bls.distributed.inputs.variable_batch import features_of_names, spread
 from torchrec_bls.distributed.module_state import ModuleState
 from torchrec_bls.quant.batches import NO_GRADIENTS, looked_up, needs_ids
-from torchrec_bls.quant.gpu_lookups import GpuLookup, readers_of
+from torchrec_bls.quant.gpu_lookups import GpuBatches, GpuLookup, readers_of
 from torchrec_bls.quant.lookups import Lookups
 from torchrec_bls.quant.shared_rows import RowsGeneration, SharedRows, share_rows
 from torchrec_bls.quant.stored_tables import RowSource
@@ -86,6 +86,11 @@ class StoredReads(DirectReads[BoundModule]):
         self._features = features_of_names(configs)
         # Reads of each lookup by a GPU, in all generations.
         self._readers: list[list[GpuReader]] = []
+        self._batches = (
+            None
+            if tables.gpu is None
+            else GpuBatches(module, lookups.made, lookups.by_lookup, tables.gpu)
+        )
         self._view = self._bound_to(generation)
 
     @property
@@ -97,6 +102,8 @@ class StoredReads(DirectReads[BoundModule]):
         """See DirectReads."""
         self.check_serves()
         view = self._view
+        if batch.is_on_gpu:
+            return self._output_of_gpu(batch)
         if self._is_sequence:
             # The output has its lengths, and may have its ids.
             features = kept(batch.in_full(self._features.values()).features)
@@ -116,6 +123,27 @@ class StoredReads(DirectReads[BoundModule]):
             inverse = names, indices if gpu is None else gpu.copy_of(indices)
             embeddings = spread(embeddings, inverse, self._features)
         return DirectEmbeddings(embeddings, view.generation.version)
+
+    def _output_of_gpu(self, batch: CheckedBatch) -> DirectEmbeddings:
+        view, under_way = self._view, self.under_way
+        tables = registered_in(view)
+        version = view.generation.version
+        assert under_way is not None and self._batches is not None
+        if self._is_sequence:
+            batch = batch.counted()
+        pin = self.pinned(view.generation)
+        number = under_way.next_batch()
+        try:
+            read = self._batches.sequences if self._is_sequence else self._batches.pooled
+            embeddings, launches = read(batch, tables)
+            features = batch.features
+            under_way.check_later(
+                launches, number, version, features.keys(), features.values().numel()
+            )
+        finally:
+            self.keep_until_read(pin)
+            del pin  # an exception that somebody keeps would keep it
+        return DirectEmbeddings(embeddings, version)
 
     def live_content(self) -> Content:
         """See DirectReads."""

@@ -12,25 +12,22 @@ from torchrec_bls.direct.gpu.report import Launch
 
 if TYPE_CHECKING:
     from torchrec_bls.direct.gpu.device import Gpu
-    from torchrec_bls.direct.gpu.reader import GpuReader
     from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
     from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 
 
-class CapturedLaunch(NamedTuple):
-    """Reads that each replay does again.
+class CapturedLookup(NamedTuple):
+    """Reads of a batch that each replay does again.
 
     Attributes:
         under_way: forwards of their module.
-        reader: reader of its tables.
-        report: report of bad ids on the GPU, which each replay writes anew.
+        launches: launches, whose reports are on the GPU: each replay writes them anew.
         keys: keys of the batch.
         ids: number of its ids.
     """
 
     under_way: "ForwardsUnderWay"
-    reader: "GpuReader"
-    report: torch.Tensor
+    launches: Sequence[Launch]
     keys: Sequence[str]
     ids: int
 
@@ -62,7 +59,7 @@ class Capture:
     def __init__(self, gpu: "Gpu") -> None:
         self.gpu = gpu
         self.is_running = False
-        self._launches: list[CapturedLaunch] = []
+        self._lookups: list[CapturedLookup] = []
         # Tensors of the host that the forward copies, in their order, and their copies. A graph
         # would copy from memory that serves something else by then.
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -78,7 +75,7 @@ class Capture:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Returns a context in which this thread runs the forward in the graph."""
-        self._launches, self._place, self.is_running = [], 0, True
+        self._lookups, self._place, self.is_running = [], 0, True
         try:
             with self._of_this_thread():
                 yield
@@ -111,9 +108,9 @@ class Capture:
             )
         return self._copies[place][1]
 
-    def add(self, launch: CapturedLaunch) -> None:
+    def add(self, lookup: CapturedLookup) -> None:
         """Notes reads that are in the graph."""
-        self._launches.append(launch)
+        self._lookups.append(lookup)
 
     def replayed(
         self,
@@ -128,22 +125,44 @@ class Capture:
             used: tensors of the caller's stream that it reads.
             served: by its forwards, what is read of each module.
         """
-        readers = {id(launch.reader): launch for launch in self._launches}
+        tables = {
+            launch.reader: served[lookup.under_way].tables
+            for lookup in self._lookups
+            for launch in lookup.launches
+        }
         # In one order for all threads, each of which may read another version.
-        in_order = [launch for _, launch in sorted(readers.items())]
+        readers = sorted(tables, key=id)
         with ExitStack() as launching:
-            for launch in in_order:
-                launching.enter_context(launch.reader.launching)
+            for reader in readers:
+                launching.enter_context(reader.launching)
             with self.gpu.reading(used):
-                for launch in in_order:
-                    launch.reader.show(served[launch.under_way].tables)
+                for reader in readers:
+                    reader.show(tables[reader])
                 replay()
-                reports = [self.gpu.copy_of_report(launch.report) for launch in self._launches]
+                reports = [
+                    [self.gpu.copy_of_report(launch.report) for launch in lookup.launches]
+                    for lookup in self._lookups
+                ]
                 done = self.gpu.mark()
-        for launch, report in zip(self._launches, reports, strict=True):
-            under_way, version = launch.under_way, served[launch.under_way].version
+        for lookup, of_lookup in zip(self._lookups, reports, strict=True):
+            launches = [
+                Launch(launch.reader, report, done)
+                for launch, report in zip(lookup.launches, of_lookup, strict=True)
+            ]
+            under_way, version = lookup.under_way, served[lookup.under_way].version
             number = under_way.next_batch()
-            under_way.check_later(Launch(report, done), number, version, launch.keys, launch.ids)
+            under_way.check_later(launches, number, version, lookup.keys, lookup.ids)
+
+
+def copied(gpu: "Gpu", tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy on a GPU of a tensor of the host. In a forward that is captured it is the same
+    for all replays.
+
+    Raises:
+        ValueError: see Capture.copy_of.
+    """
+    capture = capture_here()
+    return gpu.copy_of(tensor) if capture is None else capture.copy_of(tensor)
 
 
 def capture_here() -> Capture | None:

@@ -115,11 +115,11 @@ class GpuReader:
         capture = capture_here()
         if capture is not None and capture.is_running:
             with self._gpu.reading(used):  # in the graph, of what is shown when it is replayed
-                yield Launch(self._gpu.new_report_in_graph())
+                yield Launch(self, self._gpu.new_report_in_graph())
             return
         with self.launching, self._gpu.reading(used):
             self._forget_read()
-            self._under_way.append(launch := Launch(self._gpu.new_report()))
+            self._under_way.append(launch := Launch(self, self._gpu.new_report()))
             self.show(tables)
             yield launch
             launch.done = self._gpu.mark()

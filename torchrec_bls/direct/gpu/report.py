@@ -1,11 +1,14 @@
 """The bad ids that kernels have found: no host was asked before they read."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from torchrec_bls.direct.gpu.cuda import Event
+
+if TYPE_CHECKING:
+    from torchrec_bls.direct.gpu.reader import GpuReader
 
 #: Numbers of a program in a report: key, position and id of its first bad id; the key is -1 if it
 #: has none.
@@ -45,10 +48,12 @@ class Launch:
     """Reads that were launched.
 
     Attributes:
+        reader: reader of the tables.
         report: report of bad ids, int64 [programs, 3], which is written by then.
         done: event behind them; None: they are in a CUDA graph, and each replay does them again.
     """
 
+    reader: "GpuReader"
     report: torch.Tensor
     done: Event | None = None
 

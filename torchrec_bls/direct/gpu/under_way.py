@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
-from torchrec_bls.direct.gpu.capture import capture_here
+from torchrec_bls.direct.gpu.capture import CapturedLookup, capture_here
 from torchrec_bls.direct.gpu.cuda import Event
 from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.gpu.report import Launch, first_bad_id
@@ -33,21 +33,25 @@ class LateBadId(NamedTuple):
 
 
 class _Check(NamedTuple):
-    """A launch whose report nobody has read.
+    """Launches whose reports nobody has read.
 
     Attributes:
-        launch: the launch.
+        launches: the launches of one batch.
         batch: see LateBadId.
         version: see LateBadId.
         keys: keys of the batch.
         ids: number of its ids.
     """
 
-    launch: Launch
+    launches: Sequence[Launch]
     batch: int
     version: str
     keys: Sequence[str]
     ids: int
+
+    def is_done(self) -> bool:
+        """Returns whether the GPU has checked the batch."""
+        return self.launches[-1].is_done()  # in the order of the stream for reads
 
 
 class ForwardsUnderWay:
@@ -75,18 +79,28 @@ class ForwardsUnderWay:
         return next(self._numbers)
 
     def check_later(
-        self, launch: Launch, batch: int, version: str, keys: Sequence[str], ids: int
+        self,
+        launches: Sequence[Launch],
+        batch: int,
+        version: str,
+        keys: Sequence[str],
+        ids: int,
     ) -> None:
-        """Notes a launch whose ids the GPU checks.
+        """Notes a batch whose ids the GPU checks. In a forward that is captured, the ids are those
+        of each replay.
 
         Args:
-            launch: the launch.
+            launches: launches that read its rows.
             batch: number of the batch.
             version: version that it reads.
             keys: keys of the batch.
             ids: number of its ids.
         """
-        self._checks.append(_Check(launch, batch, version, keys, ids))
+        capture = capture_here()
+        if capture is not None and capture.is_running:
+            capture.add(CapturedLookup(self, launches, keys, ids))
+        elif launches:
+            self._checks.append(_Check(launches, batch, version, keys, ids))
 
     def keep(self, pin: object) -> None:
         """Keeps a pin until the GPU has read what was launched before. A forward that is captured
@@ -101,14 +115,14 @@ class ForwardsUnderWay:
         with self._lock:
             while self._pins and self._pins[0][0].query():
                 self._pins.popleft()
-            while self._checks and self._checks[0].launch.is_done():
+            while self._checks and self._checks[0].is_done():
                 self._read_report(self._checks[0])
                 self._checks.popleft()
 
     def wait(self) -> None:
         """Waits until the GPU has checked the ids of all forwards that have returned."""
         for check in list(self._checks):
-            check.launch.wait()
+            check.launches[-1].wait()
 
     def next_bad_id(self) -> LateBadId | None:
         """Returns the bad id of a batch that the GPU is done with, each batch once; None if there
@@ -121,7 +135,8 @@ class ForwardsUnderWay:
             return self._bad.popleft() if self._bad else None
 
     def _read_report(self, check: _Check) -> None:
-        bad = first_bad_id(check.launch.report)
+        found = [first_bad_id(launch.report) for launch in check.launches]
+        bad = min(filter(None, found), key=lambda each: each.position, default=None)
         if bad is not None:
             position = bad.position if bad.position < check.ids else None
             key = check.keys[bad.key]

@@ -70,7 +70,7 @@ class AttachedCollection(nn.Module):
                 "not change: use torch.no_grad()"
             )
         try:
-            batch = self.input_check.check(features, self.direct_reads.checks_late)
+            batch = self.input_check.check(features, self.direct_reads.under_way)
         except Exception as error:  # whatever a request holds, the fault is that request's
             raise ValueError(f"{self.direct_reads.where}: {error}") from error
         return self.direct_reads.output(batch).wait()

@@ -70,7 +70,7 @@ class DirectLookup(Lookup):
 
     def check(self, features: object) -> CheckedBatch:
         """See Lookup."""
-        return self._input_check.check(features, self.reads.checks_late)
+        return self._input_check.check(features, self.reads.under_way)
 
     def post(self, ctx: Any, batch: CheckedBatch, note: IdsNote = NO_NOTE) -> UnsentBatch:
         """See Lookup. No other rank needs anything. The batch stays in the context, as
@@ -84,7 +84,7 @@ class DirectLookup(Lookup):
         batch: CheckedBatch = ctx.bls_unsent
         if not isinstance(ids, UnsentBatch):
             for processed in ids:  # of a FeatureProcessedEmbeddingBagCollection, one at most
-                late = self.reads.checks_late
+                late = self.reads.under_way
                 batch = self._input_check.check_processed(processed, batch, late)
         return self.reads.output(batch)
 

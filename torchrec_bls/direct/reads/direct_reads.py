@@ -11,6 +11,7 @@ from torchrec.distributed.types import LazyAwaitable
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import Generation
+from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
 from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.drained_view import DrainedView
@@ -97,7 +98,8 @@ class DirectReads(ABC, Generic[V]):
             on in a forked child.
         pins: pins of generations that have a side. None: nothing pins, so that none of these can
             be read.
-        under_way: forwards whose rows the GPU may still read; None: the CPU reads them.
+        under_way: forwards whose rows the GPU may still read. Their ids may be on the GPU, which
+            checks them as it reads. None: the CPU reads the rows.
     """
 
     # What else can be done about weights that were written to.
@@ -142,12 +144,6 @@ class DirectReads(ABC, Generic[V]):
     def pooled(self) -> bool:
         """Returns whether the module is an EmbeddingBagCollection, not an EmbeddingCollection."""
 
-    @property
-    def checks_late(self) -> ForwardsUnderWay | None:
-        """Returns the forwards whose ids may be on the GPU, which checks them as it reads their
-        rows; None: ids have to be on the host."""
-        return None
-
     def wait_checked(self, check: InputCheck) -> None:
         """Waits until the ids of all batches so far are checked.
 
@@ -157,9 +153,9 @@ class DirectReads(ABC, Generic[V]):
         Raises:
             ValueError: one of them had an id that its table has no row for. Each is told once.
         """
-        if self.checks_late is None:
+        if self.under_way is None:
             return
-        self.checks_late.wait()
+        self.under_way.wait()
         self.check_earlier(check)
 
     def check_earlier(self, check: InputCheck) -> None:
@@ -169,12 +165,20 @@ class DirectReads(ABC, Generic[V]):
         Args:
             check: input check of the module.
         """
-        if self.checks_late is None:
+        if self.under_way is None:
             return
         try:
-            check.check_earlier(self.checks_late)
+            check.check_earlier(self.under_way)
         except ValueError as error:
             raise ValueError(f"{self.where}: {error}") from error
+
+    def registered(self) -> RegisteredTables:
+        """Returns the tables that the next lookup of a GPU reads.
+
+        Raises:
+            DrainedError: no version serves at the moment.
+        """
+        return registered_in(self._view)
 
     @abstractmethod
     def output(self, batch: CheckedBatch) -> DirectEmbeddings:
@@ -395,6 +399,19 @@ class DirectReads(ABC, Generic[V]):
             f"{self.generation.version!r}, which lookups go on reading. Publish them"
             f"{self._other_cure}"
         )
+
+
+def registered_in(view: View) -> RegisteredTables:
+    """Returns the tables of a view that a GPU reads.
+
+    Raises:
+        DrainedError: there are none at the moment.
+    """
+    if isinstance(view, DrainedView):
+        view.of(None)
+    tables = view.generation.registered
+    assert tables is not None
+    return tables
 
 
 #: The reads of tables of any kind.

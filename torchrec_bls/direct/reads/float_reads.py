@@ -11,7 +11,6 @@ from torchrec_bls import _native
 from torchrec_bls.direct.float_tables import FloatTables
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, Generation
 from torchrec_bls.direct.gpu.reader import GpuReader
-from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
 from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 from torchrec_bls.direct.live_weights import LiveWeights
 from torchrec_bls.direct.reads.direct_reads import DirectEmbeddings, DirectReads
@@ -91,11 +90,6 @@ class FloatReads(DirectReads[GenerationViews]):
         self._view = self._views_of(generation, self.rows_read, self.under_way)
 
     @property
-    def checks_late(self) -> ForwardsUnderWay | None:
-        """See DirectReads."""
-        return self.under_way
-
-    @property
     def pooled(self) -> bool:
         """See DirectReads."""
         return self.form.pooled
@@ -110,19 +104,6 @@ class FloatReads(DirectReads[GenerationViews]):
         finally:
             self.keep_until_read(pin)
             del pin  # an exception that somebody keeps would keep it
-
-    def registered(self) -> RegisteredTables:
-        """Returns the tables that the next lookup of a GPU reads.
-
-        Raises:
-            DrainedError: no version serves at the moment.
-        """
-        view = self._view
-        if isinstance(view, DrainedView):
-            view.of(None)
-        tables = view.generation.registered
-        assert tables is not None
-        return tables
 
     def live_content(self) -> Content:
         """See DirectReads."""

@@ -8,7 +8,7 @@ import torch
 
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, PlacedFeature
-from torchrec_bls.direct.gpu.capture import CapturedLaunch, capture_here
+from torchrec_bls.direct.gpu.capture import copied
 from torchrec_bls.direct.gpu.reader import GpuReader
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
 from torchrec_bls.direct.gpu.report import Launch
@@ -149,7 +149,7 @@ class GpuView(TablesView):
         launch = self.reader.sum_rows(
             self.tables,
             self.beside_output(features.values()),
-            self.beside_output(_offsets_of(features.lengths())),
+            self.beside_output(offsets_of(features.lengths())),
             None if weights is None else self.beside_output(weights),
             out,
         )
@@ -158,26 +158,18 @@ class GpuView(TablesView):
 
     def beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
         """See TablesView."""
-        return tensor if self.under_way.gpu.has(tensor) else self._copy_of(tensor)
+        gpu = self.under_way.gpu
+        return tensor if gpu.has(tensor) else copied(gpu, tensor)
 
     def copy_beside_output(self, tensor: torch.Tensor) -> torch.Tensor:
         """See TablesView."""
-        return tensor.clone() if self.under_way.gpu.has(tensor) else self._copy_of(tensor)
-
-    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        capture = capture_here()
-        return self.under_way.gpu.copy_of(tensor) if capture is None else capture.copy_of(tensor)
+        gpu = self.under_way.gpu
+        return tensor.clone() if gpu.has(tensor) else copied(gpu, tensor)
 
     def _check_later(self, launch: Launch, number: int, batch: CheckedBatch) -> None:
-        if not batch.is_on_gpu:
-            return
-        ids, capture = batch.features.values().numel(), capture_here()
-        if capture is not None and capture.is_running:
-            captured = CapturedLaunch(self.under_way, self.reader, launch.report, self.keys, ids)
-            capture.add(captured)
-        else:
-            version = self.generation.version
-            self.under_way.check_later(launch, number, version, self.keys, ids)
+        if batch.is_on_gpu:
+            ids, version = batch.features.values().numel(), self.generation.version
+            self.under_way.check_later([launch], number, version, self.keys, ids)
 
     def _empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.under_way.gpu.device)
@@ -249,7 +241,7 @@ def strips_of(
     ]
 
 
-def _offsets_of(lengths: torch.Tensor) -> torch.Tensor:
+def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     """Returns where bags begin and end, int64, on the device of their lengths. FBGEMM's build for
     CPUs can't do that on a GPU, as KeyedJaggedTensor.offsets() has it."""
     offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)

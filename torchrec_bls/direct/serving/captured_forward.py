@@ -12,7 +12,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torchrec_bls.direct.gpu.capture import Capture, Served
 from torchrec_bls.direct.gpu.device import Gpu
-from torchrec_bls.direct.reads.float_reads import FloatReads
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.lifetime import new_lock
@@ -38,15 +37,15 @@ class CapturedForward:
             KeyedJaggedTensors, and lists, tuples and dicts of them.
 
     Raises:
-        ValueError: no GPU reads all of the tables; or they are quantized; or an input is not on it;
-            or the forward gives its lookups other tensors of the host in each run.
+        ValueError: no GPU reads all of the tables; or an input is not on it; or the forward gives
+            its lookups other tensors of the host in each run.
         RuntimeError: the forward does what no CUDA graph can, for example wait for the GPU.
     """
 
     @outside_inference_mode
     def __init__(self, model: nn.Module, *inputs: Any) -> None:
         self._served = ServedModel.of(model)
-        self._reads, self._gpu = _reads_by_gpu(self._served)
+        self._reads, self._gpu = self._served.reads, _gpu_of(self._served)
         # Rows of sequences are cut by numbers that the host knows.
         self._counts_matter = not all(reads.pooled for reads in self._reads)
         given, self._structure = _flat(inputs)
@@ -187,7 +186,7 @@ class CapturedForward:
             )
 
 
-def _reads_by_gpu(served: ServedModel) -> tuple[list[FloatReads], Gpu]:
+def _gpu_of(served: ServedModel) -> Gpu:
     gpus = {reads.tables.gpu for reads in served.reads}
     gpu = gpus.pop()
     if gpus or gpu is None:
@@ -195,13 +194,7 @@ def _reads_by_gpu(served: ServedModel) -> tuple[list[FloatReads], Gpu]:
             "a CUDA graph takes a model whose tables a GPU reads: shard with "
             "device=torch.device('cuda', n) and BLSConfig(lookup=\"direct\")"
         )
-    float_reads = [reads for reads in served.reads if isinstance(reads, FloatReads)]
-    if len(float_reads) < len(served.reads):
-        raise ValueError(
-            "quantized tables take batches on the CPU, and a CUDA graph takes batches on the GPU: "
-            "call the model itself"
-        )
-    return float_reads, gpu
+    return gpu
 
 
 def _flat(inputs: Sequence[Any]) -> tuple[list[Any], Any]:

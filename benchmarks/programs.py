@@ -59,6 +59,7 @@ PROGRAMS = {
     "late_wait": Program("overlap.late_wait", _MODULES),
     "libra": Program("libra.study", ("benchmarks/libra", "torchrec_bls/overlap")),
     "libra_gpu": Program("libra.gpu", ()),
+    "over_tcp": Program("exchange.over_tcp", (*_CHANNEL, "csrc/transport/tcp")),
     "overlap": Program("overlap.backward", _BUCKETS),
     "paper_bls": Program("paper_bls.evaluation", (*_MODULES, *_PIPELINE)),
     "performance-models": Program(

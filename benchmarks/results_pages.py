@@ -14,7 +14,7 @@ from benchmarks.bounded import paper
 from benchmarks.codecs import page as codecs
 from benchmarks.delays import page as delays
 from benchmarks.direct import page as direct
-from benchmarks.exchange import all_reduce
+from benchmarks.exchange import all_reduce, over_tcp
 from benchmarks.exchange import page as exchange
 from benchmarks.harness import page, record
 from benchmarks.harness.statistics import geometric_mean
@@ -128,6 +128,7 @@ SECTIONS: dict[tuple[str, str], tuple[Any, ...]] = {
     ),
     ("docs/results/serving.md", "freshness"): (serve.freshness_section, "serving_freshness"),
     ("docs/results/exchange.md", "results"): (exchange.section, "alltoall"),
+    ("docs/results/exchange.md", "tcp"): (over_tcp.section, "over_tcp"),
     ("docs/results/all-reduce.md", "results"): (all_reduce.section, "all_reduce"),
     ("docs/results/overlap.md", "results"): (backward.section, "overlap"),
     ("docs/results/overlap.md", "late wait"): (late_wait.section, "late_wait"),

@@ -28,7 +28,7 @@ from benchmarks.harness.statistics import Spread, in_turns
 from torchrec_bls import attach, keeper, version_of
 
 FULL = {"gib": 4.0, "percent": 1.0, "wholes": 3, "deltas": 6, "readers": 2}
-FULL |= {"rounds": 20, "seconds": 1.0, "every_s": 0.25, "rest_s": 5.0}
+FULL |= {"rounds": 60, "seconds": 1.0, "every_s": 0.25, "rest_s": 5.0}
 FULL |= {"turns": 500}
 QUICK = {**FULL, "gib": 0.05, "wholes": 2, "deltas": 3, "rounds": 2, "seconds": 0.4}
 QUICK |= {"rest_s": 0.5, "turns": 20}
@@ -227,10 +227,14 @@ class Tables:
             end = max(end, found[version])
         return end - begin
 
-    def batches(self) -> Any:
-        """How long each batch since the last call took, ms."""
+    def ask(self) -> None:
+        """Asks the readers as often as `publish` does at least."""
         for reader in self._readers:
             self._asked(reader)
+
+    def batches(self) -> Any:
+        """How long each batch since the last call took, ms."""
+        self.ask()
         spent, self._spent = self._spent, []
         return np.array(spent)
 
@@ -301,6 +305,7 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
                             tables.publish("delta")
                         else:
                             _written(writer, number)
+                            tables.ask()
                         time.sleep(max(0.0, now + settings["every_s"] - time.monotonic()))
                     each.append(tables.batches())
     rows = rows_of(settings["gib"], _ROW_BYTES)

@@ -1,9 +1,7 @@
 """All-reduce of float32 sums on one host: backends bls and gloo against Open MPI, in one run."""
 
-import importlib.util
 import json
 import os
-import shutil
 import sys
 from functools import partial
 from itertools import product
@@ -127,10 +125,7 @@ def section(made: record.Record) -> str:
 def main() -> None:
     arguments = record.parser(__doc__, quick="2 ranks, two sizes, two turns").parse_args()
     before, settings = record.environment(), dict(QUICK if arguments.quick else FULL)
-    has_mpi = shutil.which("mpirun") and importlib.util.find_spec("mpi4py")
-    settings["mpi"] = native.checked(["mpirun", "--version"]).splitlines()[0] if has_mpi else None
-    if not has_mpi:
-        print("Open MPI is left out: it needs mpirun and mpi4py (make .venv/.mpi4py)")
+    settings["mpi"] = native.mpi_for_python()
     results = []
     for ranks in settings["ranks"]:
         results += on_ranks(ranks, measure_on_rank, settings)

@@ -1,5 +1,6 @@
 """Builds and runs the native peers of the all-to-all benchmark."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -46,16 +47,29 @@ def mpi_version() -> str | None:
     return checked(["mpirun", "--version"]).splitlines()[0]
 
 
-def mpi_settings(ranks: int) -> dict[str, dict[str, str]]:
-    """Settings of Open MPI to try, its parameters by description.
+def mpi_for_python() -> str | None:
+    """First line of `mpirun --version` where Python programs can use it, else None, and says so."""
+    if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
+        print("Open MPI is left out: it needs mpirun and mpi4py (make .venv/.mpi4py)")
+        return None
+    return checked(["mpirun", "--version"]).splitlines()[0]
+
+
+def mpi_yields(ranks: int) -> dict[str, dict[str, str]]:
+    """How ranks may wait, parameters by description.
 
     Without yielding, oversubscribed ranks poll away their time slices: 4 to 30 ms a call, so that
     is left out where ranks exceed cores.
     """
     polls = {} if ranks > len(os.sched_getaffinity(0)) else {"poll": "0"}
+    return {name: {"mpi_yield_when_idle": idle} for name, idle in {**polls, "yield": "1"}.items()}
+
+
+def mpi_settings(ranks: int) -> dict[str, dict[str, str]]:
+    """Settings of Open MPI on one host to try, its parameters by description."""
     return {
-        f"{transfer}, {name}": {"mpi_yield_when_idle": idle, **parameters}
-        for name, idle in {**polls, "yield": "1"}.items()
+        f"{transfer}, {name}": yields | parameters
+        for name, yields in mpi_yields(ranks).items()
         for transfer, parameters in _MPI_TRANSFERS.items()
     }
 

@@ -1,15 +1,20 @@
-"""Exchanges between hosts without RDMA: channels over TCP, and gloo's all-to-alls."""
+"""Exchanges between hosts without RDMA: channels over TCP, and all-to-alls of gloo and Open MPI."""
 
+import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.exchange import native
 from benchmarks.harness import page, record
 from benchmarks.harness.launch import gathered
 from benchmarks.harness.networks import links_of_ranks, over_network
@@ -29,8 +34,14 @@ FULL: dict[str, Any] = {
 QUICK = FULL | {"ranks": [2], "gbit": [None], "bytes": [8, 256 * KIB], "compute_ms": [0, 1]}
 QUICK |= {"turns": 2, "seconds": 0.01}
 # Slots of models have room for their messages; of larger ones nobody has slots.
-_LARGEST_SLOT = 1024 * KIB
 _HEADER = 256
+_LARGEST_SLOT = 1024 * KIB + _HEADER
+_MPI_LIMIT_S = 300
+# Open MPI without shared memory, which ranks of a host would otherwise have.
+_MPI_OVER_TCP = {"pml": "ob1", "btl": "tcp,self", "coll": "^sm"}
+
+#: µs of a step on the slowest rank, and of all processors together.
+Sample = tuple[float, float]
 
 
 class _Channel:
@@ -99,12 +110,53 @@ class _Gloo:
 
 
 def _compute(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    # Of the processor: what threads of an exchange take from it makes the step longer.
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
         pass
 
 
-def _sample(step: Callable[[], float], steps: int) -> tuple[float, float]:
+class _OpenMpi:
+    """Open MPI on loopback: other processes, so that a sweep of all cells is its turn."""
+
+    def __init__(self, cells: list[tuple[int, int, int]], seconds: float) -> None:
+        self._cells, self._seconds = cells, seconds
+        ranks = dist.get_world_size()
+        self._settings = native.mpi_yields(ranks)
+        self._samples: dict[str, dict[tuple[int, int, int], list[Sample]]] = {
+            name: {cell: [] for cell in cells} for name in self._settings
+        }
+
+    def sweep(self) -> None:
+        """Takes a sample of each cell; after the first sweep with its fastest setting alone."""
+        best = {cell: self._best(cell) for cell in self._cells}
+        for name, parameters in self._settings.items():
+            wanted = [cell for cell in self._cells if best[cell] in (None, name)]
+            for cell, sample in zip(wanted, self._run(parameters, wanted), strict=True):
+                self._samples[name][cell].append(sample)
+
+    def samples(self, cell: tuple[int, int, int]) -> list[Sample]:
+        """Those of its fastest setting."""
+        return self._samples[self._best(cell) or ""][cell]
+
+    def _best(self, cell: tuple[int, int, int]) -> str | None:
+        taken = {name: of[cell] for name, of in self._samples.items() if of[cell]}
+        if len(taken) < len(self._settings):
+            return None
+        return min(taken, key=lambda name: float(np.median([us for us, _ in taken[name]])))
+
+    def _run(self, parameters: dict[str, str], cells: list[tuple[int, int, int]]) -> list[Sample]:
+        found: list[Sample] = []
+        if dist.get_rank() == 0 and cells:  # all others wait in the kernel
+            start = native.mpirun(dist.get_world_size(), _MPI_LIMIT_S, _MPI_OVER_TCP | parameters)
+            program = [sys.executable, str(Path(__file__).with_name("mpi_windows.py"))]
+            given = [str(number) for cell in cells for number in cell]
+            command = [*start, *program, str(self._seconds), *given]
+            found = json.loads(native.checked(command, _MPI_LIMIT_S).splitlines()[-1])
+        return gathered(found)[0]
+
+
+def _sample(step: Callable[[], float], steps: int) -> Sample:
     """Microseconds of a step on the slowest rank, and of all processors together."""
     dist.barrier()
     cpu = time.process_time()
@@ -116,79 +168,123 @@ def _sample(step: Callable[[], float], steps: int) -> tuple[float, float]:
 
 def measure_on_rank(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Measures all cells on a network."""
+    sizes, turns = settings["bytes"], settings["turns"]
+    of_size = list(product(settings["compute_ms"], settings["bounds"]))
+    cells = [(size, *cell) for size in sizes for cell in of_size]
+    mpi = _OpenMpi(cells, settings["seconds"]) if settings["mpi"] else None
     results = []
-    cells = product(settings["bytes"], settings["compute_ms"], settings["bounds"])
-    for size, compute_ms, bound in cells:
-        made = {name: kind(size, bound, compute_ms / 1e3) for name, kind in _KINDS.items()}
-        once = max(_sample(each.step, 2)[0] for each in made.values()) / 1e6 + compute_ms / 1e3
-        count = max(2, min(200, round(settings["seconds"] / once)))
-        samplers = {name: partial(_sample, each.step, count) for name, each in made.items()}
-        taken = taking_turns(samplers, settings["turns"])
-        us = {name: Spread([each[0] for each in samples]) for name, samples in taken.items()}
-        cpu = {name: Spread([each[1] for each in samples]) for name, samples in taken.items()}
-        over = ratio_of_medians(us["tcp"].values_in_order, us["gloo"].values_in_order)
-        results.append(
-            {
-                "bytes": size,
-                "compute_ms": compute_ms,
-                "bound": bound,
-                "us": us,
-                "cpu_us": cpu,
-                "over": over,
-                "first_ms": {name: max(gathered(each.first_ms)) for name, each in made.items()},
-            }
-        )
-        for each in made.values():
-            each.end()
+    for size in sizes:
+        for _ in range(turns // len(sizes) if mpi else 0):
+            mpi.sweep()
+        results += [_measure_cell(size, *cell, settings) for cell in of_size]
+    for cell, result in zip(cells, results, strict=True):
+        if mpi:
+            us, cpu_us = zip(*mpi.samples(cell), strict=True)
+            result["us"]["mpi"], result["cpu_us"]["mpi"] = Spread(us), Spread(cpu_us)
+        tcp = result["us"]["tcp"].values_in_order
+        result["over"] = {
+            name: ratio_of_medians(tcp, us.values_in_order)
+            for name, us in result["us"].items()
+            if name != "tcp"
+        }
     return results
 
 
+def _measure_cell(
+    size: int, compute_ms: int, bound: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    made = {name: kind(size, bound, compute_ms / 1e3) for name, kind in _KINDS.items()}
+    once = max(_sample(each.step, 2)[0] for each in made.values()) / 1e6 + compute_ms / 1e3
+    count = max(2, min(200, round(settings["seconds"] / once)))
+    samplers = {name: partial(_sample, each.step, count) for name, each in made.items()}
+    taken = taking_turns(samplers, settings["turns"])
+    for each in made.values():
+        each.end()
+    return {
+        "bytes": size,
+        "compute_ms": compute_ms,
+        "bound": bound,
+        "us": {name: Spread([each[0] for each in samples]) for name, samples in taken.items()},
+        "cpu_us": {name: Spread([each[1] for each in samples]) for name, samples in taken.items()},
+        "first_ms": {name: max(gathered(each.first_ms)) for name, each in made.items()},
+    }
+
+
 def section(made: record.Record) -> str:
-    """All cells, and what they are together."""
-    rows, ratios = [], []
-    for cell in made["results"]:
-        low, ratio, high = cell["over"]
-        ratios.append(ratio)
-        us = [f"{cell['us'][name]['median']:.0f}" for name in _KINDS]
-        cpu = [f"{cell['cpu_us'][name]['median']:.0f}" for name in _KINDS]
-        first = [f"{cell['first_ms'][name]:.1f}" for name in _KINDS]
-        rows.append(
-            [
-                cell["ranks"],
-                "loopback" if cell["gbit"] is None else f"{cell['gbit']:g} Gbit/s",
-                page.size(cell["bytes"]),
-                cell["compute_ms"],
-                cell["bound"],
-                *us,
-                f"{ratio:.2f} ({low:.2f} to {high:.2f})",
-                *cpu,
-                *first,
-            ]
-        )
-    header = ["ranks", "link", "message", "ms between", "bound", "channel", "gloo", "ratio"]
-    header += ["CPU, channel", "CPU, gloo", "first, ms, channel", "first, ms, gloo"]
-    mean = f" Geometric mean of the ratios: {geometric_mean(ratios)[1]:.3f}." * (len(ratios) > 1)
-    return page.section(
-        made,
-        "Microseconds of a step on the slowest rank beside its computing: post, compute, wait for "
-        "what was posted `bound` steps before; medians of the turns, and ratios of medians with "
-        "their 95 % intervals by bootstrap. CPU is that of all ranks together, with computing."
-        + mean,
-        page.table(header, rows),
+    """By ranks, link and size: the ratios to each peer over all computing times and bounds."""
+    cells = made["results"]
+    parts = [
+        "A step posts, computes for 0, 5 or 50 ms, and waits for what was posted `bound` (0 or 2) "
+        "steps before. Each cell has the geometric mean of the channel's time over the peer's, of "
+        "the slowest rank and without computing: below 1 the channel is faster. Medians of the "
+        "turns; all cells and their 95 % intervals by bootstrap are in the record."
+    ]
+    for name, label in _PEERS.items():
+        ratios = _by_link_and_size(cells, lambda cell, name=name: cell["over"].get(name, (0, 0))[1])
+        parts += [f"Over {label}:", ratios]
+    cpu = _by_link_and_size(cells, lambda cell: _median_of(cell["cpu_us"]))
+    parts += ["Processor time of all ranks, with computing, over gloo's:", cpu]
+    first = _by_link_and_size(
+        cells, lambda cell: cell["first_ms"]["tcp"] / cell["first_ms"]["gloo"]
     )
+    parts += ["The first step of a channel, over that of gloo (with connections of before):", first]
+    parts += ["Cells in which a peer was faster, by their intervals:", _faster(cells)]
+    return page.section(made, *parts)
+
+
+def _faster(cells: list[dict[str, Any]]) -> str:
+    """A line for each peer, ranks and size."""
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for cell in cells:
+        for name, label in _PEERS.items():
+            low, ratio, _ = cell["over"].get(name, (0, 0, 0))
+            if low > 1:
+                how = f"{_link(cell)}, {cell['compute_ms']} ms, bound {cell['bound']} ({ratio:.2f})"
+                found.setdefault((label, cell["ranks"], cell["bytes"]), []).append(how)
+    lines = [
+        f"- {label}, {ranks} ranks, {page.size(size)}: {'; '.join(of_size)}"
+        for (label, ranks, size), of_size in sorted(found.items())
+    ]
+    return "\n".join(lines or ["None."])
+
+
+def _by_link_and_size(cells: list[dict[str, Any]], ratio: Callable[[dict[str, Any]], float]) -> str:
+    """A table of geometric means over the cells that have a ratio."""
+    found: dict[tuple[int, str], dict[int, list[float]]] = {}
+    for cell in cells:
+        if value := ratio(cell):
+            of_link = found.setdefault((cell["ranks"], _link(cell)), {})
+            of_link.setdefault(cell["bytes"], []).append(value)
+    sizes = list(dict.fromkeys(cell["bytes"] for cell in cells))
+    rows = [
+        [ranks, link, *(f"{geometric_mean(of_link[size])[1]:.2f}" for size in sizes)]
+        for (ranks, link), of_link in found.items()
+    ]
+    return page.table(["ranks", "link", *map(page.size, sizes)], rows)
+
+
+def _median_of(spreads: dict[str, Any]) -> float:
+    return float(spreads["tcp"]["median"] / spreads["gloo"]["median"])
+
+
+def _link(cell: dict[str, Any]) -> str:
+    return "loopback" if cell["gbit"] is None else f"{cell['gbit']:g} Gbit/s"
 
 
 _KINDS: dict[str, type[_Channel] | type[_Gloo]] = {"tcp": _Channel, "gloo": _Gloo}
+_PEERS = {"gloo": "gloo", "mpi": "Open MPI"}
 
 
 def main() -> None:
     parser = record.parser(__doc__, quick="two ranks on loopback, two sizes, two turns")
     arguments = parser.parse_args()
-    settings = QUICK if arguments.quick else FULL
+    settings = dict(QUICK if arguments.quick else FULL)
+    settings["mpi"] = native.mpi_for_python()
     before = record.environment()
     results = []
     for ranks, gbit, network in links_of_ranks(parser, settings):
-        found = over_network(network, ranks, measure_on_rank, settings)
+        mpi = None if network else settings["mpi"]
+        found = over_network(network, ranks, measure_on_rank, settings | {"mpi": mpi})
         results += [{"ranks": ranks, "gbit": gbit, **cell} for cell in found]
     record.publish(arguments.json, "over_tcp", before, settings, results, section)
 

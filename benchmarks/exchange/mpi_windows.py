@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,10 @@ def main() -> None:
     for size, compute_ms, bound in zip(given[::3], given[1::3], given[2::3], strict=True):
         sent = np.zeros(size * world.size, np.uint8)
         received = deque(np.zeros_like(sent) for _ in range(bound + 1))
-        requests: deque[Any] = deque()
-        _steps(world, sent, received, requests, bound, compute_ms / 1e3, bound + 1)
-        once = _steps(world, sent, received, requests, bound, compute_ms / 1e3, 2)[0] / 1e6
-        steps = max(2, min(200, round(seconds / (once + compute_ms / 1e3))))
-        found.append(_steps(world, sent, received, requests, bound, compute_ms / 1e3, steps))
-        while requests:
-            requests.popleft().Wait()
+        measure = partial(_steps, world, sent, received, bound, compute_ms / 1e3)
+        measure(1)
+        once = measure(2)[0] / 1e6 + compute_ms / 1e3
+        found.append(measure(max(4, min(200, round(seconds / once)))))
     if world.rank == 0:
         print(json.dumps(found))
 
@@ -36,12 +34,12 @@ def _steps(
     world: Any,
     sent: np.ndarray,
     received: deque[np.ndarray],
-    requests: deque[Any],
     bound: int,
     compute_s: float,
     count: int,
 ) -> tuple[float, float]:
     """µs a step of the slowest rank, less those of computing, and of all ranks' processors."""
+    requests: deque[Any] = deque()
     world.Barrier()
     cpu, start = time.process_time(), time.perf_counter()
     for _ in range(count):
@@ -52,6 +50,8 @@ def _steps(
             pass
         if len(requests) > bound:
             requests.popleft().Wait()
+    while requests:
+        requests.popleft().Wait()
     took = (time.perf_counter() - start) / count - compute_s
     cpu = (time.process_time() - cpu) / count
     return 1e6 * world.allreduce(took, MPI.MAX), 1e6 * world.allreduce(cpu, MPI.SUM)

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,7 @@ FULL: dict[str, Any] = {
     "bytes": [8, 4 * KIB, 32 * KIB, 256 * KIB, 1024 * KIB, 8192 * KIB],
     "compute_ms": [0, 5, 50],
     "bounds": [0, 2],
-    "turns": 12,
+    "turns": 6,
     "seconds": 0.15,
 }
 QUICK = FULL | {"ranks": [2], "gbit": [None], "bytes": [8, 256 * KIB], "compute_ms": [0, 1]}
@@ -37,6 +38,8 @@ QUICK |= {"turns": 2, "seconds": 0.01}
 _HEADER = 256
 _LARGEST_SLOT = 1024 * KIB + _HEADER
 _MPI_LIMIT_S = 300
+# Steps of a sample, so that a window of bound 2 is full in some.
+_FEWEST = 4
 # Open MPI without shared memory, which ranks of a host would otherwise have.
 _MPI_OVER_TCP = {"pml": "ob1", "btl": "tcp,self", "coll": "^sm"}
 
@@ -44,12 +47,50 @@ _MPI_OVER_TCP = {"pml": "ob1", "btl": "tcp,self", "coll": "^sm"}
 Sample = tuple[float, float]
 
 
-class _Channel:
-    """Steps over a channel: post, compute, wait for what was posted `bound` steps before."""
+class _Window(ABC):
+    """Exchanges with a window: a step posts, computes, and waits for what was posted `bound` steps
+    before."""
 
+    def __init__(self, bound: int, compute_s: float) -> None:
+        self._ahead, self._bound, self._compute_s = 0, bound, compute_s
+        dist.barrier()
+        self.first_ms = 1e3 * self.run(1)
+
+    def run(self, steps: int) -> float:
+        """Returns the seconds of a step, less those of computing. Nothing is outstanding before and
+        afterwards: it would go on while others have their turn."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            self._post()
+            self._ahead += 1
+            _compute(self._compute_s)
+            if self._ahead > self._bound:
+                self._wait_one()
+        while self._ahead:
+            self._wait_one()
+        return (time.perf_counter() - began) / steps - self._compute_s
+
+    def _wait_one(self) -> None:
+        self._wait()
+        self._ahead -= 1
+
+    @abstractmethod
+    def _post(self) -> None:
+        """Begins an exchange."""
+
+    @abstractmethod
+    def _wait(self) -> None:
+        """Waits for the oldest one."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Lets go of what is needed no more."""
+
+
+class _Channel(_Window):
     def __init__(self, size: int, bound: int, compute_s: float) -> None:
         ranks = dist.get_world_size()
-        self.channel = BoundedLagChannel(
+        self._channel = BoundedLagChannel(
             dist.group.WORLD,
             bound=bound,
             slot_bytes=min(size + _HEADER, _LARGEST_SLOT),
@@ -57,56 +98,36 @@ class _Channel:
             name=f"{size} {bound} {compute_s}",
         )
         self._message = [[torch.zeros(size, dtype=torch.uint8)]] * ranks
-        self._ahead, self._bound, self._compute_s = 0, bound, compute_s
-        dist.barrier()
-        self.first_ms = 1e3 * self.step()
+        super().__init__(bound, compute_s)
 
-    def step(self) -> float:
-        """Returns the seconds of a step, less those of computing."""
-        began = time.perf_counter()
-        self.channel.post(self._message)
-        self._ahead += 1
-        _compute(self._compute_s)
-        if self._ahead > self._bound:
-            self.channel.wait().release()
-            self._ahead -= 1
-        return time.perf_counter() - began - self._compute_s
+    def _post(self) -> None:
+        self._channel.post(self._message)
+
+    def _wait(self) -> None:
+        self._channel.wait().release()
 
     def end(self) -> None:
-        """Waits for what is outstanding, and closes."""
-        while self._ahead:
-            self.channel.wait().release()
-            self._ahead -= 1
-        self.channel.close()
+        self._channel.close()
 
 
-class _Gloo:
-    """The same with asynchronous all-to-alls of a group."""
+class _Gloo(_Window):
+    """Asynchronous all-to-alls of a group."""
 
     def __init__(self, size: int, bound: int, compute_s: float) -> None:
-        ranks = dist.get_world_size()
-        self._sent = torch.zeros(size * ranks, dtype=torch.uint8)
-        self._received = [torch.empty_like(self._sent) for _ in range(bound + 1)]
+        self._sent = torch.zeros(size * dist.get_world_size(), dtype=torch.uint8)
+        self._received = deque(torch.empty_like(self._sent) for _ in range(bound + 1))
         self._calls: deque[Any] = deque()
-        self._bound, self._compute_s = bound, compute_s
-        dist.barrier()
-        self.first_ms = 1e3 * self.step()
+        super().__init__(bound, compute_s)
 
-    def step(self) -> float:
-        """Returns the seconds of a step, less those of computing."""
-        began = time.perf_counter()
-        place = self._received.pop(0)
-        self._received.append(place)
-        self._calls.append(dist.all_to_all_single(place, self._sent, async_op=True))
-        _compute(self._compute_s)
-        if len(self._calls) > self._bound:
-            self._calls.popleft().wait()
-        return time.perf_counter() - began - self._compute_s
+    def _post(self) -> None:
+        self._calls.append(dist.all_to_all_single(self._received[0], self._sent, async_op=True))
+        self._received.rotate(-1)
+
+    def _wait(self) -> None:
+        self._calls.popleft().wait()
 
     def end(self) -> None:
-        """Waits for what is outstanding."""
-        while self._calls:
-            self._calls.popleft().wait()
+        """Has nothing to let go of."""
 
 
 def _compute(seconds: float) -> None:
@@ -156,11 +177,11 @@ class _OpenMpi:
         return gathered(found)[0]
 
 
-def _sample(step: Callable[[], float], steps: int) -> Sample:
+def _sample(window: _Window, steps: int) -> Sample:
     """Microseconds of a step on the slowest rank, and of all processors together."""
     dist.barrier()
     cpu = time.process_time()
-    us = 1e6 * sum(step() for _ in range(steps)) / steps
+    us = 1e6 * window.run(steps)
     cpu = 1e6 * (time.process_time() - cpu) / steps
     slowest = gathered((us, cpu))
     return max(each[0] for each in slowest), sum(each[1] for each in slowest)
@@ -194,9 +215,9 @@ def _measure_cell(
     size: int, compute_ms: int, bound: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
     made = {name: kind(size, bound, compute_ms / 1e3) for name, kind in _KINDS.items()}
-    once = max(_sample(each.step, 2)[0] for each in made.values()) / 1e6 + compute_ms / 1e3
-    count = max(2, min(200, round(settings["seconds"] / once)))
-    samplers = {name: partial(_sample, each.step, count) for name, each in made.items()}
+    once = max(_sample(each, 2)[0] for each in made.values()) / 1e6 + compute_ms / 1e3
+    count = max(_FEWEST, min(200, round(settings["seconds"] / once)))
+    samplers = {name: partial(_sample, each, count) for name, each in made.items()}
     taken = taking_turns(samplers, settings["turns"])
     for each in made.values():
         each.end()
@@ -227,7 +248,10 @@ def section(made: record.Record) -> str:
     first = _by_link_and_size(
         cells, lambda cell: cell["first_ms"]["tcp"] / cell["first_ms"]["gloo"]
     )
-    parts += ["The first step of a channel, over that of gloo (with connections of before):", first]
+    parts += [
+        "The first exchange of a channel, over the first one of gloo (with connections of before):",
+        first,
+    ]
     parts += ["Cells in which a peer was faster, by their intervals:", _faster(cells)]
     return page.section(made, *parts)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from torchrec_bls.direct.gpu import device
-from torchrec_bls.direct.gpu.device import gpu_of
+from torchrec_bls.direct.gpu.capture import Capture
+from torchrec_bls.direct.gpu.device import CudaGpu, gpu_of
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +44,23 @@ def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="take Triton: python -m pip install triton"):
         gpu_of(torch.device("cuda", 0))
+
+
+def test_only_captures_of_ours_have_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = CudaGpu.__new__(CudaGpu)
+    gpu.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    capture = Capture(gpu)
+    with pytest.raises(ValueError, match=r"by hand.*CapturedForward"), gpu.reading([]):
+        pass
+    with (
+        pytest.raises(ValueError, match="by hand"),
+        capture.warming_up(),  # on a stream that is not captured
+        gpu.reading([]),
+    ):
+        pass
+    with capture.running(), gpu.reading([]):
+        pass
+    with pytest.raises(ValueError, match="by hand"), gpu.reading([]):
+        pass

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from torchrec_bls import _native
-from torchrec_bls.direct.one_thread import one_torch_thread
+from torchrec_bls.direct.beside_lookups import leave_core, one_torch_thread
 from torchrec_bls.direct.owner_part import HeldPiece, OwnerPart
 from torchrec_bls.direct.part_index import Address, Label, Side, bytes_of
 from torchrec_bls.direct.row_deltas import RowDelta, RowDeltas
@@ -108,10 +108,12 @@ class RowCopies:
                 rows = ids[_are_in(ids, block)] - block.first_row
                 sources, places = self._places(served, block), self._places(written, block)
                 _native.copy_rows(sources, places, block.row_bytes, rows)
+                leave_core()
         # After those, of which some may be the same.
         for table, delta in deltas.items():
             for block in self._blocks([table]):
                 _native.write_rows(self._places(written, block), *_in_block(delta, block))
+                leave_core()
 
     def pieces(self, side: Side, serving: OwnerPart) -> list[HeldPiece]:
         """Returns the pieces of a side by number.

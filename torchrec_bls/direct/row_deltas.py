@@ -7,7 +7,7 @@ import torch
 
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.new_weights import check_is_dense
-from torchrec_bls.direct.one_thread import one_torch_thread
+from torchrec_bls.direct.beside_lookups import leave_core, one_torch_thread
 from torchrec_bls.direct.shared_tables import SharedTables
 
 
@@ -87,7 +87,9 @@ def _delta(name: str, pair: Any, tables: SharedTables, layout: TableLayout) -> R
                 f"'{name}' has NaN or infinite weights, in row {row} for example: publish rows of "
                 "sound weights"
             )
-    return RowDelta(ids, tables.stored(layout.name, rows))
+    stored = tables.stored(layout.name, rows)
+    leave_core()
+    return RowDelta(ids, stored)
 
 
 def _in_order(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from torchrec_bls.direct.one_thread import one_torch_thread
+from torchrec_bls.direct.beside_lookups import one_torch_thread
 from torchrec_bls.direct.steps import RowsRead, Run
 
 

@@ -157,13 +157,16 @@ def _codecs(results: Any) -> Sentences:
         f"always uint4 is within 5 % of the best in {near} of {len(results)} cells. The chosen one "
         f"is in {chosen}, {100 * np.mean(regrets):.1f} % slower on average"
     )
-    short = max(
-        1 - each["simulated_ms"][codec] / time
+    off = [
+        100 * (each["simulated_ms"][codec] / time - 1)
         for of, each in zip(ms, results, strict=True)
         for codec, time in of.items()
         if time < 2
+    ]
+    yield (
+        f"Steps of less than 2 ms on links are predicted up to {-min(off):.0f} % too short, and up "
+        f"to {max(off):.0f} % too long"
     )
-    yield f"Steps of less than 2 ms on links are predicted up to {100 * short:.0f} % too short"
 
 
 def _transformers(results: Any) -> str:

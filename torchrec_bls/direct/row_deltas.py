@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchrec_bls.direct.beside_lookups import leave_core, one_torch_thread
 from torchrec_bls.direct.layout import TableLayout
 from torchrec_bls.direct.new_weights import check_is_dense
-from torchrec_bls.direct.beside_lookups import leave_core, one_torch_thread
 from torchrec_bls.direct.shared_tables import SharedTables
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchrec_bls.direct.beside_lookups import leave_core, one_torch_thread
+from torchrec_bls.direct.beside_lookups import one_torch_thread
 
 # Bytes of source rows, or of stored ones where these are longer, that are in memory at once. They
 # stay in a processor's cache from the read to the last use. Of steps of 16 MiB the allocator kept
@@ -62,7 +62,6 @@ class Run:
             first = (at - self.origin) // self.row_bytes
             step_end = min(end, self.origin + (first + rows) * self.row_bytes)
             yield self._step(at, step_end, first)
-            leave_core()
             at = step_end
 
     @one_torch_thread()

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from tests.gpu.sharded import (
 from tests.processes import run
 from tests.quant import models as quant_models
 from torchrec_bls import BLSConfig, bounded_lag_modules, publish
+from torchrec_bls.direct.serving.served_model import ServedModel
 
 BAD = 10**6
 
@@ -264,6 +266,32 @@ def bits_of_ids_of_stored_rows() -> None:
         run(2, give_the_bits_of_stored_rows, kind, types, output, deadline=300)
 
 
+def fail_at_a_launch(rank: int) -> None:
+    gpu = gpu_here()
+    model = sharded(models.EBC, "mixed", GPU)
+    good = models.make_ids(models.EBC, rank, 4)
+    [expected] = outputs(model, good)
+    [reads] = ServedModel.of(model).reads
+    reader: Any = reads._view.of(good.keys()).reader  # type: ignore[attr-defined]
+    if rank == 0 and IS_FAKE:
+        launch, error = reader._sum_bags, RuntimeError("CUDA error: an illegal memory access")
+        for batch in (good, on_gpu(good, gpu)):
+            with (
+                mock.patch.object(reader, "_sum_bags", side_effect=error),
+                pytest.raises(RuntimeError, match="illegal memory access"),
+            ):
+                outputs(model, batch)
+        assert reader._sum_bags is launch
+    # The other rank goes on, and so does this one, unless CUDA has failed for good.
+    for batch in (good, on_gpu(good, gpu)):
+        models.assert_same_bits(outputs(model, batch)[0], expected)
+    model.module.embeddings.wait_checked()
+
+
+def launches_that_fail() -> None:
+    run(2, fail_at_a_launch, deadline=120)
+
+
 def refusals_of_ids() -> None:
     run(2, refuse, deadline=120)
 
@@ -276,6 +304,7 @@ CHECKS = {
         late_errors,
         versions_of_late_errors,
         bits_of_ids_of_stored_rows,
+        launches_that_fail,
         refusals_of_ids,
     )
 }

@@ -25,7 +25,7 @@ def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_host_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=r"'cuda'.*no GPU here.*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(ValueError, match=r"'cuda'.*no GPU here.*CUDA_VISIBLE_DEVICES.*MIG"):
         gpu_of(torch.device("cuda"))
 
 

@@ -249,7 +249,10 @@ def _lacking(device: torch.device) -> str:
         )
     count = torch.cuda.device_count()
     if count == 0:
-        return "CUDA finds no GPU here: look at nvidia-smi, and at CUDA_VISIBLE_DEVICES"
+        return (
+            "CUDA finds no GPU here: look at nvidia-smi, and at CUDA_VISIBLE_DEVICES, which has to "
+            "name an instance of a GPU in MIG mode"
+        )
     if (device.index or 0) >= count:
         return f"this process sees {count} GPUs: see CUDA_VISIBLE_DEVICES"
     if importlib.util.find_spec("triton") is None:

@@ -253,14 +253,14 @@ class FakeGpu:
         self._place = 0
         with capture.running(), on_gpu:
             result = forward()
-        lookups = capture._lookups
+        lookups = capture.lookups
 
         def replay() -> None:
             self._in_graph, self._place = reports, 0
             with torch.no_grad(), capture.running(), on_gpu:
                 again = forward()
-            assert len(capture._lookups) == len(lookups)
-            capture._lookups = lookups
+            assert len(capture.lookups) == len(lookups)
+            capture.lookups = lookups
             for own, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
                 own.copy_(new)
 

@@ -13,9 +13,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from torchrec_bls.direct.gpu.capture import copied
 from torchrec_bls.direct.gpu.device import Gpu
-from torchrec_bls.direct.gpu.reader import GpuReader
+from torchrec_bls.direct.gpu.reader import GpuReader, Launch
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
-from torchrec_bls.direct.gpu.report import Launch
 from torchrec_bls.direct.gpu.strips import WORD_BYTES, Strip
 from torchrec_bls.direct.reads.tables_view import offsets_of
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch

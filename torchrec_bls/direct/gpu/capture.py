@@ -2,46 +2,15 @@
 Python."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 
-from torchrec_bls.direct.gpu.report import Launch
 
-if TYPE_CHECKING:
-    from torchrec_bls.direct.gpu.device import Gpu
-    from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
-    from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
-
-
-class CapturedLookup(NamedTuple):
-    """Reads of a batch that each replay does again.
-
-    Attributes:
-        under_way: forwards of their module.
-        launches: launches, whose reports are on the GPU: each replay writes them anew.
-        keys: keys of the batch.
-        ids: number of its ids.
-    """
-
-    under_way: "ForwardsUnderWay"
-    launches: Sequence[Launch]
-    keys: Sequence[str]
-    ids: int
-
-
-class Served(NamedTuple):
-    """What a replay reads of a module.
-
-    Attributes:
-        version: name of the version.
-        tables: its tables.
-    """
-
-    version: str
-    tables: "RegisteredTables"
+class _Gpu(Protocol):
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
 
 class Capture:
@@ -52,14 +21,14 @@ class Capture:
         gpu: the GPU.
 
     Attributes:
-        gpu: see above.
+        lookups: each CapturedLookup that is in the graph.
         is_running: whether the graph is captured now: nothing is read before it is replayed.
     """
 
-    def __init__(self, gpu: "Gpu") -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: _Gpu) -> None:
+        self.lookups: list[Any] = []
         self.is_running = False
-        self._lookups: list[CapturedLookup] = []
+        self._gpu = gpu
         # Tensors of the host that the forward copies, in their order, and their copies. A graph
         # would copy from memory that serves something else by then.
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -75,7 +44,7 @@ class Capture:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Returns a context in which this thread runs the forward in the graph."""
-        self._lookups, self._place, self.is_running = [], 0, True
+        self.lookups, self._place, self.is_running = [], 0, True
         try:
             with self._of_this_thread():
                 yield
@@ -97,7 +66,7 @@ class Capture:
             ValueError: the forward copied another one before it was captured.
         """
         if not self.is_running:
-            copy = self.gpu.copy_of(tensor)
+            copy = self._gpu.copy_of(tensor)
             self._copies.append((tensor.clone(), copy))
             return copy
         place, self._place = self._place, self._place + 1
@@ -108,53 +77,8 @@ class Capture:
             )
         return self._copies[place][1]
 
-    def add(self, lookup: CapturedLookup) -> None:
-        """Notes reads that are in the graph."""
-        self._lookups.append(lookup)
 
-    def replayed(
-        self,
-        replay: Callable[[], None],
-        used: Sequence[torch.Tensor],
-        served: Mapping["ForwardsUnderWay", Served],
-    ) -> None:
-        """Reads what there is of each module now. It waits for nothing.
-
-        Args:
-            replay: function that launches the graph, and what comes before, on the current stream.
-            used: tensors of the caller's stream that it reads.
-            served: by its forwards, what is read of each module.
-        """
-        tables = {
-            launch.reader: served[lookup.under_way].tables
-            for lookup in self._lookups
-            for launch in lookup.launches
-        }
-        # In one order for all threads, each of which may read another version.
-        readers = sorted(tables, key=id)
-        with ExitStack() as launching:
-            for reader in readers:
-                launching.enter_context(reader.launching)
-            with self.gpu.reading(used):
-                for reader in readers:
-                    reader.show(tables[reader])
-                replay()
-                reports = [
-                    [self.gpu.copy_of_report(launch.report) for launch in lookup.launches]
-                    for lookup in self._lookups
-                ]
-                done = self.gpu.mark()
-        for lookup, of_lookup in zip(self._lookups, reports, strict=True):
-            launches = [
-                Launch(launch.reader, report, done)
-                for launch, report in zip(lookup.launches, of_lookup, strict=True)
-            ]
-            under_way, version = lookup.under_way, served[lookup.under_way].version
-            number = under_way.next_batch()
-            under_way.check_later(launches, number, version, lookup.keys, lookup.ids)
-
-
-def copied(gpu: "Gpu", tensor: torch.Tensor) -> torch.Tensor:
+def copied(gpu: _Gpu, tensor: torch.Tensor) -> torch.Tensor:
     """Returns a copy on a GPU of a tensor of the host. In a forward that is captured it is the same
     for all replays.
 

@@ -4,16 +4,47 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from torchrec_bls.direct.gpu.capture import capture_here
+from torchrec_bls.direct.gpu.cuda import Event
 from torchrec_bls.direct.gpu.device import Gpu
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
-from torchrec_bls.direct.gpu.report import Launch
+from torchrec_bls.direct.gpu.report import BadId, first_bad_id
 from torchrec_bls.direct.gpu.strips import Strip, Strips
 from torchrec_bls.lifetime import new_lock
+
+
+@dataclass
+class Launch:
+    """Reads that were launched.
+
+    Attributes:
+        reader: reader of the tables.
+        report: report of bad ids, int64 [programs, 3], which is written by then.
+        done: event behind them; None: they are in a CUDA graph, and each replay does them again.
+    """
+
+    reader: "GpuReader"
+    report: torch.Tensor
+    done: Event | None = None
+
+    def is_done(self) -> bool:
+        """Returns whether the rows are read."""
+        assert self.done is not None
+        return self.done.query()
+
+    def wait(self) -> None:
+        """Waits until the rows are read."""
+        assert self.done is not None
+        self.done.synchronize()
+
+    def bad_id(self) -> BadId | None:
+        """Waits until the rows are read, and returns the first id that has none."""
+        self.wait()
+        return first_bad_id(self.report)
 
 
 class GpuReader:

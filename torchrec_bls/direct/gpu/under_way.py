@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
-from torchrec_bls.direct.gpu.capture import CapturedLookup, capture_here
+from torchrec_bls.direct.gpu.capture import capture_here
 from torchrec_bls.direct.gpu.cuda import Event
 from torchrec_bls.direct.gpu.device import Gpu
-from torchrec_bls.direct.gpu.report import Launch, first_bad_id
+from torchrec_bls.direct.gpu.reader import Launch
+from torchrec_bls.direct.gpu.report import first_bad_id
 from torchrec_bls.lifetime import Living, When, at_exit, do_all, in_forked_child, new_lock
 
 
@@ -52,6 +53,22 @@ class _Check(NamedTuple):
     def is_done(self) -> bool:
         """Returns whether the GPU has checked the batch."""
         return self.launches[-1].is_done()  # in the order of the stream for reads
+
+
+class CapturedLookup(NamedTuple):
+    """Reads of a batch that each replay does again.
+
+    Attributes:
+        under_way: forwards of their module.
+        launches: launches, whose reports are on the GPU: each replay writes them anew.
+        keys: keys of the batch.
+        ids: number of its ids.
+    """
+
+    under_way: "ForwardsUnderWay"
+    launches: Sequence[Launch]
+    keys: Sequence[str]
+    ids: int
 
 
 class ForwardsUnderWay:
@@ -98,7 +115,7 @@ class ForwardsUnderWay:
         """
         capture = capture_here()
         if capture is not None and capture.is_running:
-            capture.add(CapturedLookup(self, launches, keys, ids))
+            capture.lookups.append(CapturedLookup(self, launches, keys, ids))
         elif launches:
             self._checks.append(_Check(launches, batch, version, keys, ids))
 

@@ -9,9 +9,8 @@ import torch
 from torchrec_bls import _native
 from torchrec_bls.direct.generation import FeatureLookup, FloatGeneration, PlacedFeature
 from torchrec_bls.direct.gpu.capture import copied
-from torchrec_bls.direct.gpu.reader import GpuReader
+from torchrec_bls.direct.gpu.reader import GpuReader, Launch
 from torchrec_bls.direct.gpu.registered_tables import RegisteredTables
-from torchrec_bls.direct.gpu.report import Launch
 from torchrec_bls.direct.gpu.strips import WORD_BYTES, Strip
 from torchrec_bls.direct.gpu.under_way import ForwardsUnderWay
 from torchrec_bls.distributed.inputs.input_check import CheckedBatch

@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils import _pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_bls.direct.gpu.capture import Capture, Served
+from torchrec_bls.direct.gpu.capture import Capture
 from torchrec_bls.direct.gpu.device import Gpu
+from torchrec_bls.direct.gpu.replays import Served, replayed
 from torchrec_bls.direct.serving.served_model import ServedModel
 from torchrec_bls.distributed.outputs.inference_mode import outside_inference_mode
 from torchrec_bls.lifetime import new_lock
@@ -95,7 +96,8 @@ class CapturedForward:
                 self._check_serves()
                 with self._served.rows_kept():
                     launch = partial(self._launch, given)
-                    self._capture.replayed(launch, _tensors_of(given), self._read())
+                    used, lookups = _tensors_of(given), self._capture.lookups
+                    replayed(self._gpu, lookups, launch, used, self._read())
             finally:
                 self._served.leave()
             return self._result

@@ -1,7 +1,7 @@
 """Lookups of a quantized module by a GPU: in the places of FBGEMM's, and of batches on the GPU."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_inference import rounded_row_size_in_bytes
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from torchrec_bls.direct.gpu.capture import copied
@@ -91,6 +92,7 @@ class GpuBatches:
     Args:
         module: TorchRec's module, for the form of its output.
         lookups: FBGEMM's lookups in it.
+        configs: configs of the tables of each.
         by_lookup: tables of each.
         gpu: the GPU.
     """
@@ -99,11 +101,12 @@ class GpuBatches:
         self,
         module: Any,
         lookups: Sequence[Any],
+        configs: Sequence[Sequence[Any]],
         by_lookup: Sequence[Sequence[StoredTable]],
         gpu: Gpu,
     ) -> None:
-        self._module = module
-        self._lookups, self._by_lookup = list(lookups), list(by_lookup)
+        self._is_weighted, self._with_ids = is_weighted(module), needs_ids(module)
+        self._lookups, self._configs, self._by_lookup = lookups, configs, by_lookup
         self._gpu = gpu
         self._dtype = SparseType.from_int(lookups[0].output_dtype).as_dtype()
         # Of the keys of the last batch.
@@ -123,14 +126,15 @@ class GpuBatches:
         out = self._empty(features.stride(), columns)
         offsets = offsets_of(features.lengths())
         ids = features.values()
-        weights = features.weights() if is_weighted(self._module) else None
+        weights = features.weights() if self._is_weighted else None
         launches = [
             reader.sum_rows(tables, ids, offsets, weights, out)
             for readers in self._readers(features.keys(), tables)
             for reader in readers
         ]
-        dims = self._module._length_per_key
-        return KeyedTensor(self._module._embedding_names, dims, out), launches
+        tables_in_order = list(chain(*self._configs))
+        dims = [each.embedding_dim for each in tables_in_order for _ in each.feature_names]
+        return KeyedTensor(_names_of(tables_in_order), dims, out), launches
 
     def sequences(
         self, batch: CheckedBatch, tables: RegisteredTables
@@ -147,29 +151,27 @@ class GpuBatches:
         # Copies, since the caller may write to its own.
         lengths = features.lengths().clone().view(len(keys), features.stride())
         ids = torch.split_with_sizes(features.values().to(torch.int64, copy=True), counts)
-        with_ids = needs_ids(self._module)
-        names_of_lookups = self._module._embedding_names_by_batched_tables.values()
         found: dict[str, JaggedTensor] = {}
         launches, places = [], self._places(keys)
-        for [reader], names, lookup, of_lookup in zip(
-            self._readers(keys, tables), names_of_lookups, self._lookups, places, strict=True
+        for [reader], configs, lookup, of_lookup in zip(
+            self._readers(keys, tables), self._configs, self._lookups, places, strict=True
         ):
+            names = _names_of(configs)
             sizes = [counts[place] for place in of_lookup]
             out = self._empty(sum(sizes), _columns_of(lookup)[0])
             launches.append(reader.decode_rows(tables, features.values(), begins, out))
             for name, place, rows in zip(
                 names, of_lookup, torch.split_with_sizes(out, sizes), strict=True
             ):
-                weights = ids[place] if with_ids else None
+                weights = ids[place] if self._with_ids else None
                 found[name] = JaggedTensor(rows, lengths=lengths[place], weights=weights)
         return found, launches
 
     def _places(self, keys: Sequence[str]) -> list[list[int]]:
         """Returns the places of each lookup's features among the keys of a batch."""
-        features = iter(self._module._feature_names)
         return [
-            [keys.index(next(features)) for _ in lookup.feature_table_map]
-            for lookup in self._lookups
+            [keys.index(feature) for table in tables for feature in table.feature_names]
+            for tables in self._configs
         ]
 
     def _readers(self, keys: Sequence[str], tables: RegisteredTables) -> list[list[GpuReader]]:
@@ -246,6 +248,11 @@ def why_not_by_gpu(module: Any) -> str:
                     f"{WORD_BYTES}: quantize it with a row_alignment of 16"
                 )
     return ""
+
+
+def _names_of(tables: Sequence[Any]) -> list[str]:
+    """Returns the names of the embeddings of tables, in the order of their features."""
+    return list(chain(*get_embedding_names_by_table(tables)))
 
 
 def _columns_of(lookup: Any) -> list[int]:

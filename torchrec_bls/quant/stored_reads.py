@@ -89,7 +89,7 @@ class StoredReads(DirectReads[BoundModule]):
         self._batches = (
             None
             if tables.gpu is None
-            else GpuBatches(module, lookups.made, lookups.by_lookup, tables.gpu)
+            else GpuBatches(module, lookups.made, lookups.configs, lookups.by_lookup, tables.gpu)
         )
         self._view = self._bound_to(generation)
 

@@ -234,9 +234,11 @@ def _measure_cell(
 def section(made: record.Record) -> str:
     """By ranks, link and size: the ratios to each peer over all computing times and bounds."""
     cells = made["results"]
+    compute_ms, bounds = _listed(made, "compute_ms"), _listed(made, "bounds")
     parts = [
-        "A step posts, computes for 0, 5 or 50 ms, and waits for what was posted `bound` (0 or 2) "
-        "steps before. Each cell has the geometric mean of the channel's time over the peer's, of "
+        f"A step posts, computes for {compute_ms} ms, and waits for what was posted `bound` "
+        f"({bounds}) steps before. Each cell has the geometric mean of the channel's time over "
+        "the peer's, of "
         "the slowest rank and without computing: below 1 the channel is faster. Medians of the "
         "turns; all cells and their 95 % intervals by bootstrap are in the record."
     ]
@@ -254,6 +256,11 @@ def section(made: record.Record) -> str:
     ]
     parts += ["Cells in which a peer was faster, by their intervals:", _faster(cells)]
     return page.section(made, *parts)
+
+
+def _listed(made: record.Record, setting: str) -> str:
+    *first, last = map(str, made["settings"][setting])
+    return f"{', '.join(first)} or {last}"
 
 
 def _faster(cells: list[dict[str, Any]]) -> str:

@@ -107,6 +107,11 @@ class GpuBatches:
     ) -> None:
         self._is_weighted, self._with_ids = is_weighted(module), needs_ids(module)
         self._lookups, self._configs, self._by_lookup = lookups, configs, by_lookup
+        names = [get_embedding_names_by_table(list(tables)) for tables in configs]
+        self._names = [list(chain(*of_lookup)) for of_lookup in names]
+        in_order = list(chain(*configs))
+        self._pooled_names = list(chain(*get_embedding_names_by_table(in_order)))
+        self._dims = [each.embedding_dim for each in in_order for _ in each.feature_names]
         self._gpu = gpu
         self._dtype = SparseType.from_int(lookups[0].output_dtype).as_dtype()
         # Of the keys of the last batch.
@@ -122,8 +127,7 @@ class GpuBatches:
             tables: tables of a generation.
         """
         features = batch.features
-        columns = sum(map(sum, map(_columns_of, self._lookups)))
-        out = self._empty(features.stride(), columns)
+        out = self._empty(features.stride(), sum(self._dims))
         offsets = offsets_of(features.lengths())
         ids = features.values()
         weights = features.weights() if self._is_weighted else None
@@ -132,9 +136,7 @@ class GpuBatches:
             for readers in self._readers(features.keys(), tables)
             for reader in readers
         ]
-        tables_in_order = list(chain(*self._configs))
-        dims = [each.embedding_dim for each in tables_in_order for _ in each.feature_names]
-        return KeyedTensor(_names_of(tables_in_order), dims, out), launches
+        return KeyedTensor(self._pooled_names, self._dims, out), launches
 
     def sequences(
         self, batch: CheckedBatch, tables: RegisteredTables
@@ -153,10 +155,9 @@ class GpuBatches:
         ids = torch.split_with_sizes(features.values().to(torch.int64, copy=True), counts)
         found: dict[str, JaggedTensor] = {}
         launches, places = [], self._places(keys)
-        for [reader], configs, lookup, of_lookup in zip(
-            self._readers(keys, tables), self._configs, self._lookups, places, strict=True
+        for [reader], names, lookup, of_lookup in zip(
+            self._readers(keys, tables), self._names, self._lookups, places, strict=True
         ):
-            names = _names_of(configs)
             sizes = [counts[place] for place in of_lookup]
             out = self._empty(sum(sizes), _columns_of(lookup)[0])
             launches.append(reader.decode_rows(tables, features.values(), begins, out))
@@ -248,11 +249,6 @@ def why_not_by_gpu(module: Any) -> str:
                     f"{WORD_BYTES}: quantize it with a row_alignment of 16"
                 )
     return ""
-
-
-def _names_of(tables: Sequence[Any]) -> list[str]:
-    """Returns the names of the embeddings of tables, in the order of their features."""
-    return list(chain(*get_embedding_names_by_table(tables)))
 
 
 def _columns_of(lookup: Any) -> list[int]:

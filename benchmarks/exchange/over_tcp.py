@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -137,34 +136,34 @@ def _compute(seconds: float) -> None:
         pass
 
 
-class _OpenMpi:
+class OpenMpi:
     """Open MPI on loopback: other processes, so that a sweep of all cells is its turn."""
 
     def __init__(self, cells: list[tuple[int, int, int]], seconds: float) -> None:
         self._cells, self._seconds = cells, seconds
         ranks = dist.get_world_size()
         self._settings = native.mpi_yields(ranks)
-        self._samples: dict[str, dict[tuple[int, int, int], list[Sample]]] = {
-            name: {cell: [] for cell in cells} for name in self._settings
-        }
+        self._fastest: dict[tuple[int, int, int], str] = {}
+        self._samples: dict[tuple[int, int, int], list[Sample]] = {}
 
     def sweep(self) -> None:
-        """Takes a sample of each cell; after the first sweep with its fastest setting alone."""
-        best = {cell: self._best(cell) for cell in self._cells}
+        """Takes a sample of each cell; after the first sweep with the setting that was its fastest
+        there."""
+        if not self._fastest:
+            first = {name: self._run(each, self._cells) for name, each in self._settings.items()}
+            for place, cell in enumerate(self._cells):
+                taken = {name: samples[place] for name, samples in first.items()}
+                self._fastest[cell] = min(taken, key=lambda name, taken=taken: taken[name][0])
+                self._samples[cell] = [taken[self._fastest[cell]]]
+            return
         for name, parameters in self._settings.items():
-            wanted = [cell for cell in self._cells if best[cell] in (None, name)]
-            for cell, sample in zip(wanted, self._run(parameters, wanted), strict=True):
-                self._samples[name][cell].append(sample)
+            cells = [cell for cell in self._cells if self._fastest[cell] == name]
+            for cell, sample in zip(cells, self._run(parameters, cells), strict=True):
+                self._samples[cell].append(sample)
 
     def samples(self, cell: tuple[int, int, int]) -> list[Sample]:
-        """Those of its fastest setting."""
-        return self._samples[self._best(cell) or ""][cell]
-
-    def _best(self, cell: tuple[int, int, int]) -> str | None:
-        taken = {name: of[cell] for name, of in self._samples.items() if of[cell]}
-        if len(taken) < len(self._settings):
-            return None
-        return min(taken, key=lambda name: float(np.median([us for us, _ in taken[name]])))
+        """One for each sweep."""
+        return self._samples[cell]
 
     def _run(self, parameters: dict[str, str], cells: list[tuple[int, int, int]]) -> list[Sample]:
         found: list[Sample] = []
@@ -192,7 +191,7 @@ def measure_on_rank(rank: int, settings: dict[str, Any]) -> list[dict[str, Any]]
     sizes, turns = settings["bytes"], settings["turns"]
     of_size = list(product(settings["compute_ms"], settings["bounds"]))
     cells = [(size, *cell) for size in sizes for cell in of_size]
-    mpi = _OpenMpi(cells, settings["seconds"]) if settings["mpi"] else None
+    mpi = OpenMpi(cells, settings["seconds"]) if settings["mpi"] else None
     results = []
     for size in sizes:
         for _ in range(turns // len(sizes) if mpi else 0):

@@ -8,6 +8,9 @@ from torchrec_bls.serve.contract import Contract
 from torchrec_bls.serve.inputs import DENSE, DTYPES, ModelInputs
 from torchrec_bls.serve.outcomes import Outcome
 
+# Found at import: a worker that has run out of descriptors could not find it.
+PACKAGE_VERSION = metadata.version("torchrec-bls")
+
 _Json = dict[str, Any]
 _HEAD_SIZE = "Inference-Header-Content-Length"
 _RETRY = {
@@ -51,7 +54,7 @@ def openapi(
         "openapi": "3.1.0",
         "info": {
             "title": f"Model '{name}' served by torchrec-bls",
-            "version": metadata.version("torchrec-bls"),
+            "version": PACKAGE_VERSION,
             "description": "The Open Inference Protocol v2 with binary tensors. A request is "
             f"answered within its deadline, {contract.deadline_ms:g} ms unless it gives another "
             "one, or refused early.",

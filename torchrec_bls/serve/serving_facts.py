@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from typing import Any
 
 from torchrec_bls.direct.serving.serving_state import ServingState
 from torchrec_bls.serve.engine import Engine
 from torchrec_bls.serve.observer import Observer
-from torchrec_bls.serve.openapi import openapi
+from torchrec_bls.serve.openapi import PACKAGE_VERSION, openapi
 from torchrec_bls.serve.outcomes import Outcome, RequestError, bad
 from torchrec_bls.serve.page import page
 from torchrec_bls.serve.places import Places
@@ -77,7 +76,7 @@ class ServingFacts:
         """Returns what GET /v2 says."""
         return {
             "name": "torchrec-bls",
-            "version": metadata.version("torchrec-bls"),
+            "version": PACKAGE_VERSION,
             "extensions": ["binary_tensor_data", "schedule_policy"],
         }
 

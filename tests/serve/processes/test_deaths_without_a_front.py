@@ -76,6 +76,7 @@ def test_a_worker_that_can_accept_no_connection_goes_on_with_those_it_has(servic
             for each in connections:
                 each.sendall(request)
                 assert answer_of(each) == 200
+                ask(each)
             assert "can accept no connection" not in service.log
         finally:
             resource.prlimit(worker, resource.RLIMIT_NOFILE, limits)

@@ -23,9 +23,9 @@ namespace {
 
 /// A table of floats, cut into blocks of rows and pieces of columns that lie anywhere.
 struct CutTable {
-  CutTable(size_t rows, size_t columns, size_t blocks, std::vector<size_t> pieces,
+  CutTable(size_t row_count, size_t column_count, size_t blocks, std::vector<size_t> pieces,
            std::mt19937& random)
-      : rows(rows), columns(columns), whole(rows * columns) {
+      : rows(row_count), columns(column_count), whole(rows * columns) {
     for (float& value : whole) {
       value = random() % 10 == 0 ? -0.0F : std::ldexp(float(random() % 2000) - 1000, -9);
     }

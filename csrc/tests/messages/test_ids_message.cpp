@@ -164,9 +164,9 @@ void exchange_ids(const std::vector<size_t>& features_per_rank, const ItemBytes&
     expect(std::ranges::equal(batch.largest(), largest), "largest ids");
     expect(batch.expose_values() == batch.values() && batch.largest().empty(),
            "nothing is known of ids that others may change");
-    for (size_t place = 0; place < order.size(); ++place) {
-      const auto rank = static_cast<size_t>(order[place]);
-      expect(batch.batches()[place] == arrived.strides()[rank], "batch by place");
+    for (size_t at = 0; at < order.size(); ++at) {
+      const auto source = static_cast<size_t>(order[at]);
+      expect(batch.batches()[at] == arrived.strides()[source], "batch by place");
     }
   });
 }

@@ -42,7 +42,8 @@ _CARRIERS = (*_BACKENDS, "tcp")
 #: the calibration: each takes a second or two.
 _STEP_MODELS_PER_MINUTE = 1.4
 _LEAST_STEP_MODELS, _MOST_STEP_MODELS = 3, 16
-_STEP_TURNS = 15
+#: Those who calibrate for less than a minute only try it.
+_LEAST_STEP_TURNS, _STEP_TURNS = 3, 15
 
 _Task = TypeVar("_Task")
 #: Fields of an entry in the records.
@@ -272,6 +273,7 @@ def _steps(run: _Run, cores: int) -> None:
     from .steps import measure_steps
 
     run.bar.set_description("steps")
+    turns = max(_LEAST_STEP_TURNS, min(round(_STEP_TURNS * run.settings.minutes), _STEP_TURNS))
     wanted = round(_STEP_MODELS_PER_MINUTE * run.settings.minutes)
     models = max(_LEAST_STEP_MODELS, min(wanted, _MOST_STEP_MODELS))
     kinds = list(enumerate(product(range(models), _BACKENDS, (True, False))))
@@ -280,7 +282,9 @@ def _steps(run: _Run, cores: int) -> None:
         def measured(
             missing: list[tuple[int, str, bool]], ranks: int = world_size
         ) -> Iterator[list[_Fields]]:
-            tasks = [_step_task((ranks, cores), run.settings.seed, *kind) for kind in missing]
+            tasks = [
+                _step_task((ranks, cores), run.settings.seed, turns, *kind) for kind in missing
+            ]
             times = measure_steps(ranks, tasks, pinned=ranks <= cores)
             for task, us in zip(tasks, times, strict=True):
                 fields = {"model": task.model.as_json(), "backend": task.backend}
@@ -294,14 +298,19 @@ def _steps(run: _Run, cores: int) -> None:
 
 
 def _step_task(
-    ranks_and_cores: tuple[int, int], seed: int, index: int, backend: str, training: bool
+    ranks_and_cores: tuple[int, int],
+    seed: int,
+    turns: int,
+    index: int,
+    backend: str,
+    training: bool,
 ) -> StepTask:
     """Returns the steps of a drawn model under plans made by hand."""
     model = draw_step_model(f"model {index}", (seed, index), ModelRanges())
     ranks, cores = ranks_and_cores
     job = model.job(ranks, cores, backend, training=training)
     plans = plans_by_hand(model.workload(ranks), job)
-    return StepTask(model, backend, training, plans, _STEP_TURNS)
+    return StepTask(model, backend, training, plans, turns)
 
 
 def _as_lists(settings: dict[str, Any]) -> dict[str, Any]:

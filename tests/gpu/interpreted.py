@@ -33,7 +33,7 @@ from torchrec_bls.doctor.gpu_reads import read_rows
 
 CPU = torch.device("cpu")
 
-interpreter.fuse()
+interpreter.prepare()
 KEYS = 3
 # Sizes of tiles: rows of a batch are in several, or all in one.
 TILES = (32, 256, 4096)

@@ -54,7 +54,7 @@ def gpu_here(failing: Collection[tuple[str, int]] = ()) -> Any:
     if IS_FAKE:
         from tests.gpu import interpreter
 
-        interpreter.fuse()
+        interpreter.prepare()
         devices._gpus[0] = FakeGpu(failing)
     return devices.gpu_of(GPU)
 

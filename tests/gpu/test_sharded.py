@@ -16,7 +16,7 @@ pytestmark = pytest.mark.full
 
 
 # Imports take longer than most checks.
-_AT_ONCE = 5
+_AT_ONCE = 10
 
 
 def groups() -> Iterator[tuple[str, list[str]]]:

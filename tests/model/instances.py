@@ -320,7 +320,8 @@ def instances() -> Iterator[Instance]:
     for rule in VERSION_RULES:
         yield from versions(2, 2, without=rule)
     yield from rows(deadlines=True)
-    yield from rows(threads=2, kills=1)
+    yield from rows(threads=2, serials=2, kills=1)
+    yield from rows(threads=2, kills=1, slow=True)
     yield from rows(processes=2, serials=2)
     yield from rows(serials=2, whole=1, deaths=1)
     yield from rows(processes=2, slow=True)

@@ -83,7 +83,7 @@ TEST_CASE("ids chosen without the key take few probes") {
     choices.emplace_back(count);
     std::iota(choices.back().begin(), choices.back().end(), 0);  // what a product keeps in order
     for (const auto& ids : choices) {
-      for (int turn = 0; turn < (count > 12'500 ? 10 : 100); ++turn) {
+      for (int turn = 0; turn < static_cast<int>(1'250'000 / count); ++turn) {
         const Outcome outcome = put_into_table(ids, random_key(random));
         CHECK_FALSE(outcome.gave_up);
         CHECK(outcome.probes < count);

@@ -40,6 +40,7 @@ WORK = LookupWork(
 def test_a_calibration_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "EVICTION_BYTES", 2**16)
     monkeypatch.setattr(calibration, "_ROUNDS", 1)
+    monkeypatch.setattr(calibration, "_LEAST_STEP_TURNS", 1)
     monkeypatch.setattr(calibration, "_STEP_TURNS", 1)
     monkeypatch.setattr(calibration, "_LEAST_STEP_MODELS", 2)
     # Every group of lookups takes 89.8 ms by this clock, whatever the machine is busy with. 14 of

@@ -32,6 +32,7 @@ struct Half {
     auto [own, other] = tcp_pair(buffer_bytes);
     const timeval patience{30, 0};
     setsockopt(other.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    setsockopt(other.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     peer = std::move(other);
     std::vector<Descriptor> sockets(2);
     sockets[1] = std::move(own);
@@ -42,6 +43,10 @@ struct Half {
     REQUIRE(send(peer.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
   }
   void say(const FrameHead& head) const { say(&head, sizeof(head)); }
+  void hear(size_t bytes) const {
+    std::vector<char> heard(bytes);
+    REQUIRE(recv(peer.get(), heard.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));
+  }
   /// The state once it is no longer open.
   PeerState state() const {
     const auto end = Clock::now() + std::chrono::seconds(30);
@@ -106,6 +111,17 @@ TEST_CASE("a rank that computes takes large messages all the same") {
     }
     say_large(after_a_post ? 1 : 2);  // without a call of the transport
   }
+}
+
+TEST_CASE("what a rank has not sent leaves without its calls") {
+  Half half({.slot_bytes = kMinSlotBytes}, kSmallBuffer);
+  const size_t bytes = 8 << 20;
+  MemoryAddress address;
+  std::memset(half.transport->expose(1, 0, bytes, address), 'x', bytes);
+  half.transport->deliver(1, half.transport->outbox(1, 0), 8, 0);
+  half.hear(bytes / 2);
+  half.transport->progress();  // a look for messages, and then something else again
+  half.hear(bytes / 2);
 }
 
 TEST_CASE("poison passes a large message by") {
@@ -214,6 +230,7 @@ TEST_CASE("slots that a frame can't hold are refused") {
 
 TEST_CASE("a connection that can't be watched in the background is told to its user") {
   struct Owner final : Background::Owner {
+    bool look() override { return false; }
     void go_on(int) override {}
   } owner;
   Background& background = Background::of_process();

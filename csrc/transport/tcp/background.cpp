@@ -3,22 +3,29 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <system_error>
 #include <thread>
 
 #include "errors.h"
+#include "transport/transport.h"
 
 namespace bls {
 namespace {
 
 // Peers of an owner, in the number of an event.
 constexpr uint64_t kPeers = uint64_t{1} << 16;
+constexpr uint64_t kWake = std::numeric_limits<uint64_t>::max();
+// Between two looks. Each takes some 10 us of a core while large messages are exchanged.
+constexpr std::chrono::milliseconds kBetweenLooks{2};
 
 /// Never destroyed: its thread goes on to the end of the process.
 std::atomic<Background*> of_this_process{nullptr};
@@ -39,8 +46,13 @@ Background& Background::of_process() {
   return *there;
 }
 
-Background::Background() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
-  if (epoll_.get() < 0) {
+Background::Background()
+    : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;  // each call is an event, and nobody reads their number
+  event.data.u64 = kWake;
+  if (epoll_.get() < 0 || wake_.get() < 0 ||
+      epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
     throw ChannelError(ErrorKind::kTransport,
                        std::string("no descriptor for a channel over TCP: ") +
                            std::strerror(errno) + ". Raise the limit of open files (ulimit -n)");
@@ -71,9 +83,17 @@ void Background::await(uint64_t number, int peer, int socket, uint32_t events) {
         ErrorKind::kTransport,
         std::string("a connection can't be watched in the background: ") + std::strerror(errno));
   }
-  const std::lock_guard lock(starting_);
-  if (!runs_) start();
-  runs_ = true;
+}
+
+void Background::begin_looks() {
+  {
+    const std::lock_guard lock(starting_);
+    if (!runs_) start();
+    runs_ = true;
+  }
+  if (looks_.exchange(true)) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
 }
 
 void Background::start() {
@@ -98,15 +118,30 @@ void Background::start() {
 void Background::run() {
   pthread_setname_np(pthread_self(), "bls tcp");
   std::array<epoll_event, 16> events;
+  Clock::time_point looked{};
   for (;;) {
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    const int limit = looks_.load() ? static_cast<int>(kBetweenLooks.count()) : -1;
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), limit);
     const std::lock_guard lock(mutex_);
     for (int i = 0; i < count; ++i) {
       const uint64_t name = events[static_cast<size_t>(i)].data.u64;
+      if (name == kWake) continue;
       const auto owner = owners_.find(name / kPeers);
       if (owner != owners_.end()) owner->second->go_on(static_cast<int>(name % kPeers));
     }
+    if (looks_.load() && Clock::now() - looked >= kBetweenLooks) {
+      look();
+      looked = Clock::now();
+    }
   }
+}
+
+void Background::look() {
+  looks_ = false;  // first: who begins looks from here on gets one more
+  bool again = false;
+  for (const auto& [number, owner] : owners_) again |= owner->look();
+  if (again) looks_ = true;
 }
 
 }  // namespace bls

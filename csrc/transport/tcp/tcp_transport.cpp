@@ -141,8 +141,9 @@ void TcpTransport::watch(const Descriptor& of, uint64_t name) {
 
 // What the kernel has.
 
-/// Takes what has come.
+/// Takes what has come, and sends what there is room for now.
 void TcpTransport::take_events() {
+  called();
   computing_ = false;
   std::array<epoll_event, 64> events;
   const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
@@ -153,7 +154,9 @@ void TcpTransport::take_events() {
       [[maybe_unused]] const ssize_t read_bytes = ::read(wake_.get(), &calls, sizeof(calls));
       continue;
     }
-    read(*peers_[event.data.u64]);
+    Peer& peer = *peers_[event.data.u64];
+    if ((event.events & EPOLLOUT) != 0) write(peer);
+    if ((event.events & ~uint32_t{EPOLLOUT}) != 0) read(peer);
   }
 }
 
@@ -185,17 +188,32 @@ bool TcpTransport::read_once(Peer& peer) {
   return static_cast<size_t>(bytes) == space;
 }
 
-/// Sends what the kernel has room for. What is left to do goes on in the background.
+/// Sends what the kernel has room for. What is left to do goes on in the next call, or in the
+/// background if there is none soon.
 void TcpTransport::write(Peer& peer) {
   send(peer);
-  const uint32_t events =
-      (peer.lacks_room ? EPOLLOUT : 0u) | (computing_ && peer.most_bytes > kKept ? EPOLLIN : 0u);
-  if (events == 0 || peer.socket.get() < 0) return;
+  if (peer.socket.get() < 0) return;
+  if (peer.awaits_room != peer.lacks_room) await_room(peer);
+  if (is_looked_at_ || (!peer.lacks_room && peer.most_bytes <= kKept)) return;
   try {
-    background_.await(background_number_, peer.rank, peer.socket.get(), events);
+    begin_looks();
   } catch (const ChannelError& error) {
     lose(peer, PeerState::kFailed, error.what());
   }
+}
+
+void TcpTransport::begin_looks() {
+  background_.begin_looks();
+  is_looked_at_ = true;
+}
+
+void TcpTransport::await_room(Peer& peer) {
+  peer.awaits_room = peer.lacks_room;
+  epoll_event event{};
+  event.events = EPOLLIN | (peer.lacks_room ? EPOLLOUT : 0u);
+  event.data.u64 = static_cast<uint64_t>(peer.rank);
+  // Changing what is there takes no memory, and fails for nothing that is right.
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, peer.socket.get(), &event);
 }
 
 void TcpTransport::send(Peer& peer) {
@@ -226,11 +244,46 @@ void TcpTransport::send(Peer& peer) {
   }
 }
 
-/// Little at once: the rank may want the lock.
-void TcpTransport::go_on(int peer) {
+/// Of the background: a rank that has made no call since the last look, and does not sleep for
+/// events, does something else.
+bool TcpTransport::look() {
   const std::lock_guard lock(mutex_);
-  if (computing_) read_once(of(peer));
-  write(of(peer));
+  if (!is_looked_at_) return false;
+  const bool is_elsewhere = std::exchange(calls_seen_, calls_) == calls_ && sleepers_.load() == 0;
+  const bool has_more = std::ranges::any_of(
+      peers_, [](const auto& peer) { return peer->lacks_room || peer->most_bytes > kKept; });
+  is_away_ = has_more && is_elsewhere;
+  is_looked_at_ = has_more && !is_elsewhere;
+  for (const auto& peer : peers_) {
+    if (is_away_) go_on_later(*peer);
+  }
+  return is_looked_at_;
+}
+
+/// Of the background: little at once, since the rank may want the lock.
+void TcpTransport::go_on(int index) {
+  const std::lock_guard lock(mutex_);
+  if (!is_away_) return;
+  Peer& peer = of(index);
+  if (computing_) read_once(peer);
+  send(peer);
+  go_on_later(peer);
+}
+
+void TcpTransport::go_on_later(Peer& peer) {
+  const uint32_t events =
+      (peer.lacks_room ? EPOLLOUT : 0u) | (computing_ && peer.most_bytes > kKept ? EPOLLIN : 0u);
+  if (events == 0 || peer.socket.get() < 0) return;
+  try {
+    background_.await(background_number_, peer.rank, peer.socket.get(), events);
+  } catch (const ChannelError& error) {
+    lose(peer, PeerState::kFailed, error.what());
+  }
+}
+
+void TcpTransport::called() {
+  ++calls_;
+  if (std::exchange(is_away_, false)) begin_looks();  // what is left is not awaited any more
 }
 
 // What comes.
@@ -340,6 +393,7 @@ std::byte* TcpTransport::outbox(int destination, uint32_t slot) {
 
 void TcpTransport::deliver(int destination, std::byte* slot, size_t bytes, uint64_t sequence) {
   const std::lock_guard lock(mutex_);
+  called();
   computing_ = true;
   Peer& peer = of(destination);
   peer.posted = sequence + 1;
@@ -353,6 +407,7 @@ void TcpTransport::deliver(int destination, std::byte* slot, size_t bytes, uint6
 
 void TcpTransport::return_credit(int source, uint64_t consumed) {
   const std::lock_guard lock(mutex_);
+  called();
   computing_ = true;
   of(source).writer.credit(consumed);
   write(of(source));
@@ -438,13 +493,15 @@ bool TcpTransport::await(std::unique_lock<std::mutex>& lock, Clock::duration lim
   }
 }
 
-void TcpTransport::sleep_for_events(Clock::time_point until) const {
+void TcpTransport::sleep_for_events(Clock::time_point until) {
   const auto left = std::chrono::ceil<std::chrono::nanoseconds>(until - Clock::now()).count();
   if (left <= 0) return;
   const timespec timeout{static_cast<time_t>(left / 1'000'000'000),
                          static_cast<long>(left % 1'000'000'000)};
   pollfd events{epoll_.get(), POLLIN, 0};
+  ++sleepers_;
   ppoll(&events, 1, &timeout, nullptr);
+  --sleepers_;
 }
 
 void TcpTransport::sleep(bool (*ready)(void*), void* context, Clock::time_point until) {

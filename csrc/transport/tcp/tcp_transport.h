@@ -23,8 +23,8 @@ namespace bls {
 
 /// Transport over one stream connection for each pair of ranks. docs/design/tcp.md has the reasons.
 ///
-/// A rank moves data in its own calls. What the kernel has no room for leaves in the background,
-/// and what it can't keep comes so, while the rank computes. No call but `pull`, `poison_all` and
+/// A rank moves data in its own calls. While it makes none, what the kernel had no room for leaves
+/// in the background, and what it can't keep comes so. No call but `pull`, `poison_all` and
 /// `announce_close` waits for a peer.
 class TcpTransport final : public NetworkTransport, private Background::Owner {
  public:
@@ -106,10 +106,12 @@ class TcpTransport final : public NetworkTransport, private Background::Owner {
     std::optional<Fault> fault;
     size_t most_bytes = 0;  // of a message that came; with each it is halved, unless that has more
     bool lacks_room = false;     // for what is to be sent
+    bool awaits_room = false;    // with the rank's own events
     std::vector<Large> exposed;  // [slot]
     std::vector<Large> pulled;   // [slot]
   };
 
+  bool look() override;
   void go_on(int peer) override;
   void watch(const Descriptor& of, uint64_t name);
 
@@ -120,6 +122,10 @@ class TcpTransport final : public NetworkTransport, private Background::Owner {
   bool read_once(Peer& peer);
   void write(Peer& peer);
   void send(Peer& peer);
+  void await_room(Peer& peer);
+  void go_on_later(Peer& peer);
+  void begin_looks();
+  void called();
   void lose(Peer& peer, PeerState state, const std::string& what);
   void lose_by_errno(Peer& peer, int error);
   void hang_up(Peer& peer);
@@ -128,7 +134,7 @@ class TcpTransport final : public NetworkTransport, private Background::Owner {
   void spread_poison(std::unique_lock<std::mutex>& lock);
   bool all_have_left() const;
   bool all_have_come() const;
-  void sleep_for_events(Clock::time_point until) const;
+  void sleep_for_events(Clock::time_point until);
 
   /// Waits until `done()`; false after `limit`. Others may come in between.
   template <class Done>
@@ -158,7 +164,12 @@ class TcpTransport final : public NetworkTransport, private Background::Owner {
   uint64_t background_number_ = 0;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Peer>> peers_;  // [rank]
+  std::atomic<int> sleepers_{0};              // who take events when one comes
+  uint64_t calls_ = 0;                        // of this rank, that send or look for what has come
+  uint64_t calls_seen_ = 0;                   // at the last look from the background
   bool computing_ = false;             // since it posted; whoever looks for what has come reads it
+  bool is_looked_at_ = false;          // from the background
+  bool is_away_ = false;               // the background goes on until the next call
   std::atomic<uint32_t> poisoned_{0};  // the rank that failed first + 1
   std::string poison_text_;
   bool poison_spread_ = false;

@@ -112,6 +112,35 @@ def test_a_silent_stranger_is_dropped_while_others_are_awaited() -> None:
         each.close()
 
 
+def test_a_welcome_that_comes_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends it listens no more: a caller that gave up would call nobody."""
+    monkeypatch.setattr(tcp_connections, "_HANDSHAKE_S", 0.2)
+    listener, caller = Listener("127.0.0.1"), Listener("127.0.0.1")
+    listener.socket.setblocking(True)
+    made: list[socket.socket] = []
+
+    def call() -> None:
+        records = {0: listener.record}
+        made.extend(connected(1, caller, records, 30.0, RankNames(range(2))).values())
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    connection, _ = listener.socket.accept()
+    listener.close()
+    with connection:
+        handshake = accepting(bytes.fromhex(listener.record["secret"]), {1})
+        sent = handshake.send(connection.recv(next(handshake), socket.MSG_WAITALL))
+        connection.sendall(sent)
+        welcome = handshake.send(connection.recv(handshake.send(b""), socket.MSG_WAITALL))
+        time.sleep(1)
+        connection.sendall(welcome)
+        calling.join()
+        [own] = made
+        with own:
+            own.sendall(b"x")
+            assert connection.recv(1) == b"x"
+
+
 def test_a_rank_that_does_not_call_is_named() -> None:
     listener = Listener("127.0.0.1")
     with pytest.raises(RendezvousError, match="rank 1, which had to call this rank"):
@@ -127,7 +156,9 @@ def talk(one: Iterator[Any], other: Iterator[Any]) -> tuple[int, int]:
         for me in (0, 1):
             try:
                 while me not in returned:
-                    if isinstance(wanted[me], bytes):
+                    if wanted[me] is None:
+                        wanted[me] = sides[me].send(b"")
+                    elif isinstance(wanted[me], bytes):
                         heard[1 - me] += wanted[me]
                         wanted[me] = sides[me].send(b"")
                     elif len(heard[me]) >= wanted[me]:

@@ -7,6 +7,7 @@ What is not proven within seconds is dropped, while others are served.
 
 import errno
 import hmac
+import math
 import os
 import selectors
 import socket
@@ -38,8 +39,9 @@ _ANSWER = struct.Struct(f"<{_NONCE_BYTES}s{_PROOF_BYTES}s")
 # From there on the connection is the channel's.
 _WELCOME = b"\x01"
 
-#: A handshake yields how many bytes it has to get, or bytes to send. It returns the peer's rank.
-Handshake = Generator[int | bytes, bytes, int]
+#: A handshake yields how many bytes it has to get, or bytes to send, or None once nobody may give
+#: it up. It returns the peer's rank.
+Handshake = Generator[int | bytes | None, bytes, int]
 
 
 class StrangerError(Exception):
@@ -125,6 +127,7 @@ def connecting(secret: bytes, rank: int, to: int) -> Handshake:
     if not hmac.compare_digest(shown, _proof(secret, b"listener", hello, nonce)):
         raise StrangerError
     yield _proof(secret, b"caller", hello, nonce)
+    yield None  # the listener may have sent its welcome, and listen no more
     if (yield len(_WELCOME)) != _WELCOME:
         raise StrangerError
     return to
@@ -142,7 +145,7 @@ class _Talk:
         self.socket = kept_from_children(connection)
         self.ends_at = time.monotonic() + _HANDSHAKE_S
         self._handshake = handshake
-        self._wanted: int | bytes | None = None
+        self._wanted = next(handshake)
         self._got = b""
 
     def proven(self) -> int | None:
@@ -153,11 +156,11 @@ class _Talk:
             StrangerError: see Handshake.
         """
         try:
-            if self._wanted is None:
-                self._wanted = next(self._handshake)
             while True:
                 answer = b""
-                if isinstance(self._wanted, bytes):
+                if self._wanted is None:
+                    self.ends_at = math.inf
+                elif isinstance(self._wanted, bytes):
                     # A new connection's buffer has room for it.
                     if self.socket.send(self._wanted) != len(self._wanted):
                         raise StrangerError

@@ -23,9 +23,9 @@ namespace {
 
 // Peers of an owner, in the number of an event.
 constexpr uint64_t kPeers = uint64_t{1} << 16;
-constexpr uint64_t kWake = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kWakeUp = std::numeric_limits<uint64_t>::max();
 // Between two looks. Each takes some 10 us of a core while large messages are exchanged.
-constexpr std::chrono::milliseconds kBetweenLooks{2};
+constexpr std::chrono::milliseconds kLookEvery{2};
 
 /// Never destroyed: its thread goes on to the end of the process.
 std::atomic<Background*> of_this_process{nullptr};
@@ -50,7 +50,7 @@ Background::Background()
     : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;  // each call is an event, and nobody reads their number
-  event.data.u64 = kWake;
+  event.data.u64 = kWakeUp;
   if (epoll_.get() < 0 || wake_.get() < 0 ||
       epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
     throw ChannelError(ErrorKind::kTransport,
@@ -120,17 +120,17 @@ void Background::run() {
   std::array<epoll_event, 16> events;
   Clock::time_point looked{};
   for (;;) {
-    const int limit = looks_.load() ? static_cast<int>(kBetweenLooks.count()) : -1;
+    const int limit = looks_.load() ? static_cast<int>(kLookEvery.count()) : -1;
     const int count =
         epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), limit);
     const std::lock_guard lock(mutex_);
     for (int i = 0; i < count; ++i) {
       const uint64_t name = events[static_cast<size_t>(i)].data.u64;
-      if (name == kWake) continue;
+      if (name == kWakeUp) continue;
       const auto owner = owners_.find(name / kPeers);
       if (owner != owners_.end()) owner->second->go_on(static_cast<int>(name % kPeers));
     }
-    if (looks_.load() && Clock::now() - looked >= kBetweenLooks) {
+    if (looks_.load() && Clock::now() - looked >= kLookEvery) {
       look();
       looked = Clock::now();
     }

@@ -115,6 +115,7 @@ def test_a_silent_stranger_is_dropped_while_others_are_awaited() -> None:
 def test_a_welcome_that_comes_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sends it listens no more: a caller that gave up would call nobody."""
     monkeypatch.setattr(tcp_connections, "_HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(tcp_connections, "_MOST_UNPROVEN", 2)
     listener, caller = Listener("127.0.0.1"), Listener("127.0.0.1")
     listener.socket.setblocking(True)
     made: list[socket.socket] = []
@@ -127,11 +128,14 @@ def test_a_welcome_that_comes_late_counts(monkeypatch: pytest.MonkeyPatch) -> No
     calling.start()
     connection, _ = listener.socket.accept()
     listener.close()
-    with connection:
+    with connection, ExitStack() as stack:
         handshake = accepting(bytes.fromhex(listener.record["secret"]), {1})
         sent = handshake.send(connection.recv(next(handshake), socket.MSG_WAITALL))
         connection.sendall(sent)
         welcome = handshake.send(connection.recv(handshake.send(b""), socket.MSG_WAITALL))
+        address = ("127.0.0.1", caller.record["port"])
+        for _ in range(5):  # strangers that call the caller
+            stack.enter_context(socket.create_connection(address))
         time.sleep(1)
         connection.sendall(welcome)
         calling.join()

@@ -26,7 +26,7 @@ from torchrec_bls.lifetime import kept_from_children
 
 # Seconds for the handshake of a connection, and between tries to connect.
 _HANDSHAKE_S, _AGAIN_S = 2.0, 0.05
-# Connections whose handshake is under way; of more the oldest is dropped.
+# Connections that came and whose handshake is under way; of more the oldest is dropped.
 _MOST_UNPROVEN = 256
 
 _MAGIC = b"BLS\x01"
@@ -222,8 +222,9 @@ class _Connections:
     def _accept(self) -> None:
         higher = {peer for peer in self._missing if peer > self._rank}
         while (talk := self._listener.accept(higher)) is not None:
-            if len(self._unproven) >= _MOST_UNPROVEN:
-                self._drop(next(iter(self._unproven)), "others came after it")
+            came = [each for each, called in self._unproven.items() if called is None]
+            if len(came) >= _MOST_UNPROVEN:
+                self._drop(came[0], "others came after it")
             self._begin(talk, None)
 
     def _call(self, peer: int) -> None:

@@ -115,6 +115,7 @@ def test_a_silent_stranger_is_dropped_while_others_are_awaited() -> None:
 def test_a_welcome_that_comes_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sends it listens no more: a caller that gave up would call nobody."""
     monkeypatch.setattr(tcp_connections, "_HANDSHAKE_S", 0.2)
+    # Five strangers are then as many too many as 259 would be.
     monkeypatch.setattr(tcp_connections, "_MOST_UNPROVEN", 2)
     listener, caller = Listener("127.0.0.1"), Listener("127.0.0.1")
     listener.socket.setblocking(True)

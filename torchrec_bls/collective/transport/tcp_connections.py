@@ -2,7 +2,8 @@
 
 A rank listens for those of higher numbers and connects to those of lower ones. Who connects shows
 by a challenge that it knows the listener's secret, which is told through the group's store alone.
-What is not proven within seconds is dropped, while others are served.
+What is not proven within seconds is dropped, while others are served. Only a caller that has proven
+all it can waits until the deadline.
 """
 
 import errno
